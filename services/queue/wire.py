@@ -80,6 +80,7 @@ _ANNOUNCE_DEADLINE: Final = number_tag(queue_pb2.Announce, "deadline_unix_ns")
 _ANNOUNCE_TRACEPARENT: Final = length_tag(queue_pb2.Announce, "traceparent")
 _ANNOUNCE_SUBMITTED: Final = number_tag(queue_pb2.Announce, "submitted_unix_ns")
 _ANNOUNCE_PREFIX_DIGEST: Final = fixed_tag(queue_pb2.Announce, "prefix_digest")
+_ANNOUNCE_LAST_ATTEMPT: Final = number_tag(queue_pb2.Announce, "last_attempt")
 _GONE: Final = length_tag(queue_pb2.QueueToScheduler, "gone")
 _GONE_REQUEST_ID: Final = length_tag(queue_pb2.Gone, "request_id")
 _GONE_REASON: Final = number_tag(queue_pb2.Gone, "reason")
@@ -399,7 +400,8 @@ def _announced(effect: Announce) -> bytes:
     content += number_field(_ANNOUNCE_CHAT, meta.chat) + number_field(_ANNOUNCE_DEADLINE, meta.deadline_ns)
     content += text_field(_ANNOUNCE_TRACEPARENT, meta.traceparent)
     content += number_field(_ANNOUNCE_SUBMITTED, meta.submitted_ns)
-    return content + _ANNOUNCE_PREFIX_DIGEST + meta.prefix_digest.to_bytes(8, "little")
+    content += _ANNOUNCE_PREFIX_DIGEST + meta.prefix_digest.to_bytes(8, "little")
+    return content + _ANNOUNCE_LAST_ATTEMPT + TRUE if effect.last_attempt else content
 
 
 def gone(effect: Gone) -> bytes:

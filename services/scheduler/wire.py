@@ -46,6 +46,7 @@ _GRANT_COMPLETIONS: Final = number_tag(scheduler_pb2.Grant, "completions")
 _GRANT_RESERVE_OUTPUT_TOKENS: Final = number_tag(scheduler_pb2.Grant, "reserve_output_tokens")
 _GRANT_STANDING: Final = length_tag(scheduler_pb2.Grant, "standing")
 _GRANT_GUARANTEED: Final = number_tag(scheduler_pb2.Grant, "guaranteed")
+_GRANT_LAST_ATTEMPT: Final = number_tag(scheduler_pb2.Grant, "last_attempt")
 
 
 class InvalidFieldError(ValueError):
@@ -122,6 +123,7 @@ def _inventory(inventory: Iterable[scheduler_pb2.Holding]) -> tuple[m.Holding, .
             holding.seq,
             max(holding.completions, 1),
             holding.guaranteed,
+            holding.last_attempt,
         )
     return tuple(holdings.values())
 
@@ -243,6 +245,8 @@ def grant(effect: m.Grant, traceparent: str) -> bytes:
         content += wrapped(_GRANT_STANDING, _standing(effect.standing).SerializeToString())
     if effect.guaranteed:
         content += number_field(_GRANT_GUARANTEED, 1)
+    if effect.last_attempt:
+        content += number_field(_GRANT_LAST_ATTEMPT, 1)
     return wrapped(_GRANT, content)
 
 
@@ -325,6 +329,7 @@ def _announced(a: queue_pb2.Announce) -> m.Announced:
         max(a.n, 1),
         a.chat,
         a.traceparent,
+        a.last_attempt,
     )
 
 

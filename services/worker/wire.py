@@ -104,6 +104,7 @@ def credits_open(
                     seq=h.seq,
                     completions=h.completions,
                     guaranteed=h.guaranteed,
+                    last_attempt=h.last_attempt,
                 )
                 for h in inventory
             ],
@@ -190,6 +191,7 @@ def granted(grant: s.Grant) -> m.Granted:
         _standing(grant.standing) if grant.HasField("standing") else None,
         max(grant.completions, 1),
         grant.guaranteed,
+        grant.last_attempt,
     )
 
 

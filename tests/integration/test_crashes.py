@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import penstock as public
+from penstock.exits import EX_SOFTWARE
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, penstock
 from tests.support.waiting import wait_for, wait_for_async
@@ -119,6 +120,25 @@ async def test_power_cuts_cost_no_attempt(make_fleet: Callable[..., Fleet]) -> N
                 service.start()
         results = [await client.result(name) for name in names]
     assert [(result.outcome, result.attempts) for result in results] == [(public.Outcome.COMPLETED, 1)] * 3
+
+
+async def test_a_request_that_its_engine_dies_of_takes_nobody_along(make_fleet: Callable[..., Fleet]) -> None:
+    """All run in one engine each time that it dies, until they are on their last attempt."""
+    fleet = make_fleet(queue_flags=["--worker-grace-s", "0.5"])
+    worker = fleet.add_worker("w1", [*SIMULATED_FLAGS, "--profile", "h100-llama-8b"])
+    async with public.Client(fleet.queue.address, retry_for_s=60) as client:
+        deadly = {"sim_engine_dies_at_tokens": 40}
+        names = [await client.submit(prompt=f"p {i}", max_tokens=150, ignore_eos=True) for i in range(2)]
+        poison = await client.submit(prompt="p", max_tokens=150, ignore_eos=True, extra_args=deadly)
+        names += [await client.submit(prompt=f"q {i}", max_tokens=150, ignore_eos=True) for i in range(2)]
+        for _ in range(3):
+            assert await asyncio.to_thread(worker.wait_exit) == EX_SOFTWARE, worker.log()[-2000:]
+            worker.start()
+        others = [await client.result(name) for name in names]
+        result = await client.result(poison)
+    assert (result.outcome, result.attempts) == (public.Outcome.DEAD, 3)
+    assert {other.outcome for other in others} == {public.Outcome.COMPLETED}, fleet.logs()
+    assert {other.attempts for other in others} <= {2, 3}
 
 
 async def test_sigterm_drains_and_exits_0(make_fleet: Callable[..., Fleet]) -> None:

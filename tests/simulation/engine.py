@@ -10,6 +10,9 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.plan import Options
 from tests.simulation.world import MS, World, demand
 
+POISON_EVERY = 67
+"""A prompt of two tokens less than a multiple of this ends the engine that runs it, at every attempt."""
+
 
 @dataclass
 class Run:

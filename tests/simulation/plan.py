@@ -74,6 +74,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
 HAPPENS: dict[str, tuple[str, ...]] = {
     "engine failure": ("running",),
     "prompt ends its tokenizer": ("leased",),
+    "run ends its engine": ("running",),
     "preemption": ("running",),
     "submit while loading": ("waiting",),
     "repeated submit": ("waiting", "granted", "leased", "running", "stopping", "completing", "ended", "dead"),

@@ -23,6 +23,7 @@ from services.scheduler.core.fleet import Worker
 from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
 from services.scheduler.core.machine import Machine as SchedulerMachine
 from services.scheduler.core.sharing import channel, line
+from services.scheduler.core.sharing.rules import Rules
 from services.scheduler.core.standing import Standing
 from services.worker.core.entry import Entry as Held
 from services.worker.core.reservations import Reservations
@@ -132,11 +133,14 @@ def _grant_beyond_the_free(stack: ExitStack) -> None:
         sequences: int = 1,
         guaranteed: bool = False,
         may_overcommit: bool = False,
+        last_attempt: bool = False,
     ) -> bool:
         if not too_many_blocks or request_id in self._reservations or blocks <= self.bookable_blocks:
-            return book(self, request_id, channel, blocks, sequences, guaranteed, may_overcommit)
-        self._reservations[request_id] = Reservation(channel, blocks, sequences, self._last_seqs.pop(request_id, 0))
+            return book(self, request_id, channel, blocks, sequences, guaranteed, may_overcommit, last_attempt)
+        seq = self._last_seqs.pop(request_id, 0)
+        self._reservations[request_id] = Reservation(channel, blocks, sequences, seq, guaranteed, last_attempt)
         self.sequences += sequences
+        self.last_attempts += last_attempt
         self._move(self._reservations[request_id], blocks)
         return True
 
@@ -158,6 +162,11 @@ def _last_in_first_out(stack: ExitStack) -> None:
 
     stack.enter_context(patch.object(line, "order", backwards))
     stack.enter_context(patch.object(channel, "order", backwards))
+
+
+def _let_last_attempts_share(stack: ExitStack) -> None:
+    """Requests on their last attempt share a worker."""
+    stack.enter_context(patch.object(Rules, "has_last", lambda *_: False))
 
 
 def _still_standing(stack: ExitStack) -> None:
@@ -188,6 +197,7 @@ PLANTS: dict[str, Callable[[ExitStack], None]] = {
     "looked-up-before-heal": _look_up_before_the_heal,
     "grant-beyond-free": _grant_beyond_the_free,
     "last-in-first-out": _last_in_first_out,
+    "last-attempts-share": _let_last_attempts_share,
     "still-standing": _still_standing,
     "standing-for-ever": _stand_for_ever,
 }

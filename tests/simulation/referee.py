@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from services.queue.core import effects as q
 from services.queue.core import messages as qm
 from services.queue.core import records
 from services.queue.core.book import Book
-from services.queue.core.entry import RequestMeta, parse_request_id
+from services.queue.core.entry import LeaseRef, RequestMeta, parse_request_id
 from services.queue.core.machine import Machine as QueueMachine
 from services.queue.outlet import Early
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.backlog import Entry, State
+from services.scheduler.core.fleet import Worker
 from services.scheduler.core.machine import Machine as SchedulerMachine
 from services.scheduler.core.sharing.line import FRONT_REQUESTS
 from tests.simulation.durable import STORE_ID, Durable
@@ -112,6 +113,16 @@ class QueueReferee:
                 demand(held != effect.lease.fencing_token, f"{effect.lease} is recorded and its lease is still on disk")
 
 
+def one_dead_letter(
+    machine: QueueMachine, runs: Mapping[str, tuple[LeaseRef, RequestMeta]], names: Iterable[str]
+) -> None:
+    """An engine that dies with the runs of these names makes one dead letter at most, unless all have one attempt."""
+    most = machine._workers._rules.max_attempts
+    running = [machine.book.leased(runs[name][0]) for name in names if name in runs]
+    last = [entry.name for entry in running if entry is not None and entry.attempts >= most > 1]
+    demand(len(last) <= 1, f"an engine dies with {last}, all of them on their last attempt")
+
+
 class SchedulerReferee:
     """Keeps books of its own from the scheduler's effects, and holds its ledgers against them."""
 
@@ -126,6 +137,8 @@ class SchedulerReferee:
         """Epochs whose engines run what is guaranteed first."""
         self._channels: dict[str, str] = {}
         """Of every request that was granted."""
+        self._last: dict[int, set[str]] = {}
+        """Those on their last attempt, by the epoch that they were brought along or granted to."""
 
     def stepped(self, message: m.Input, effects: Sequence[m.Effect]) -> None:
         """Take one step with its effects."""
@@ -133,6 +146,7 @@ class SchedulerReferee:
             self._held[message.epoch] = {holding.request_id: holding.held_blocks for holding in message.inventory}
             self._capacity_blocks[message.epoch] = message.shape.capacity_blocks
             self._channels |= {holding.request_id: holding.channel for holding in message.inventory}
+            self._last[message.epoch] = {holding.request_id for holding in message.inventory if holding.last_attempt}
             if message.guaranteed_first:
                 self._displacing.add(message.epoch)
             if sum(self._held[message.epoch].values()) > message.shape.capacity_blocks:
@@ -145,10 +159,17 @@ class SchedulerReferee:
         """Return whether a worker that takes grants could hold the request if there were room."""
         bookings = Bookings(self._machine.policy, self._machine.fleet)
         return any(
-            worker.takes_grants(now_ns) and worker.shape.capacity_blocks >= max(blocks, least_blocks)
+            worker.takes_grants(now_ns)
+            and worker.shape.capacity_blocks >= max(blocks, least_blocks)
+            and not (entry.announced.last_attempt and self._has_last(worker))
             for group, blocks, least_blocks in bookings.of(entry)
             for worker in group.workers.values()
         )
+
+    def _has_last(self, worker: Worker) -> bool:
+        """Return whether one on its last attempt runs on the worker, or saves there."""
+        saving = self._machine._arbiter.saving_on(worker)
+        return worker.ledger.last_attempts > 0 or (saving is not None and saving.entry.announced.last_attempt)
 
     def _take(self, effects: Sequence[m.Effect]) -> None:
         for effect in effects:
@@ -159,6 +180,10 @@ class SchedulerReferee:
                 demand(effect.booked_blocks <= bookable_blocks, f"{effect} books more than {bookable_blocks}")
                 held[effect.request_id] = effect.booked_blocks
                 self._channels[effect.request_id] = effect.channel
+                if effect.last_attempt:
+                    others = self._last[effect.epoch]
+                    demand(not others, f"{effect} shares its worker with {others}, on its last attempt as well")
+                    others.add(effect.request_id)
                 if effect.standing is not None:
                     waiting = [e for e in self._machine.backlog.entries() if e.state is State.WAITING]
                     helped = [e for e in waiting if self._could_start(e, effect.announced_ns)]
@@ -171,6 +196,7 @@ class SchedulerReferee:
                 self._held[effect.epoch][effect.request_id] = effect.held_blocks
             elif isinstance(effect, m.Released):
                 held_blocks = self._held[effect.epoch].pop(effect.request_id)
+                self._last[effect.epoch].discard(effect.request_id)
                 demand(held_blocks == effect.released_blocks, f"{effect} released what was not held: {held_blocks}")
             elif isinstance(effect, m.AuditFailed):
                 demand(False, f"the scheduler's audit: {effect.violations}")
@@ -215,13 +241,16 @@ class SchedulerReferee:
 
         Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others. What is not
         guaranteed passes only a head with a booked start, one that its worker could never hold, or one that was granted
-        itself in the same pass. Those out of reach of the workers that take grants do not count.
+        itself in the same pass. Those out of reach of the workers that take grants do not count, nor do those on their
+        last attempt that wait for a worker which has no other, or behind such a one.
         """
         lines: dict[tuple[str, str], list[Entry]] = {}
         granted = {grant.request_id for grant in grants}
         for entry in self._machine.backlog.entries():
-            waits = entry.state is State.WAITING and not self._is_out_of_reach(entry)
-            if entry.request is not None and (waits or entry.request_id in granted):
+            if entry.request is None:
+                continue
+            waits = entry.state is State.WAITING and not self._waits_for_last(entry)
+            if entry.request_id in granted or (waits and not self._is_out_of_reach(entry)):
                 lines.setdefault(self._line_of(entry), []).append(entry)
         for line in lines.values():
             line.sort(key=_turn)
@@ -237,6 +266,15 @@ class SchedulerReferee:
             kept = passed and head.request_id not in saving and not self._is_too_small(grant.epoch, head)
             demand(not kept, f"{grant.request_id} passed a head without a booked start")
             line.remove(known)
+
+    def _waits_for_last(self, entry: Entry) -> bool:
+        """Return whether the entry is aside as it is on its last attempt, which no worker must be free to take."""
+        line = self._machine.channel(entry.announced.channel).lines[entry.announced.model]
+        if not entry.announced.last_attempt or entry.request_id not in line._aside:
+            return entry.request_id in line._behind_last
+        free = self._could_start(entry, self._machine._arbiter._now_ns)
+        demand(not free, f"{entry.request_id} waits for a worker that would take it on its last attempt")
+        return True
 
     def _is_too_small(self, epoch: int, entry: Entry) -> bool:
         worker = self._machine.fleet.get(epoch)

@@ -11,6 +11,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.sharing.share import Share
+from services.worker.core import messages as wm
 from tests.simulation.network import DOWN, UP, Network, Stream
 from tests.simulation.queue_actor import QueueActor
 from tests.simulation.referee import SchedulerReferee
@@ -185,5 +186,10 @@ def announced(effect: q.Announce) -> m.Announced:
     meta = effect.meta
     return m.Announced(
         effect.request_id, meta.channel, meta.priority, effect.seq, effect.attempt, meta.model, meta.prompt_bytes,
-        meta.prompt_tokens, meta.max_tokens, meta.n, meta.chat,
+        meta.prompt_tokens, meta.max_tokens, meta.n, meta.chat, last_attempt=effect.last_attempt,
     )  # fmt: skip
+
+
+def standing(most: m.Announced) -> wm.Standing:
+    """Return what a worker reads of what a standing grant is for."""
+    return wm.Standing(most.model, most.chat, most.prompt_bytes, most.prompt_tokens, most.max_tokens)

@@ -30,6 +30,7 @@ FOUND_BY = {
     "looked-up-before-heal": 1602,
     "grant-beyond-free": 3,
     "last-in-first-out": 2,
+    "last-attempts-share": 8,
     "still-standing": 5,
     "standing-for-ever": 0,
 }

@@ -16,11 +16,12 @@ from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 from tests.simulation.coverage import Coverage
-from tests.simulation.engine import SimEngine
+from tests.simulation.engine import POISON_EVERY, SimEngine
 from tests.simulation.network import DOWN, Network, Stream
 from tests.simulation.plan import BLOCK_SIZE, WINDOW, Options
 from tests.simulation.queue_actor import QueueActor
-from tests.simulation.scheduler_actor import REPORT_INTERVAL_NS, SchedulerActor, announced
+from tests.simulation.referee import one_dead_letter
+from tests.simulation.scheduler_actor import REPORT_INTERVAL_NS, SchedulerActor, announced, standing
 from tests.simulation.world import MS, Process, World, demand
 
 RECONNECT_NS = 30 * MS
@@ -141,6 +142,8 @@ class WorkerActor(Process):
         """The engine's process is gone: the worker hands back what it has and ends."""
         if not self.ending:
             self.ending = True
+            if self.engine.trusts and self.queue.quiet:
+                one_dead_letter(self.queue.machine, self.runs, self.engine.runs)
             self.engine.runs.clear()
             self.post(self.handle, m.EngineDied("killed"))
             self.post(self._flush, self.world.now_ns() + FLUSH_NS)
@@ -237,8 +240,8 @@ class WorkerActor(Process):
             self.handle(
                 m.Granted(
                     effect.request_id, effect.channel, effect.booked_blocks, effect.settles, effect.attempt,
-                    effect.reserve_output_tokens, _standing(effect.standing) if effect.standing else None,
-                    effect.completions, effect.guaranteed,
+                    effect.reserve_output_tokens, standing(effect.standing) if effect.standing else None,
+                    effect.completions, effect.guaranteed, effect.last_attempt,
                 )
             )  # fmt: skip
         elif isinstance(effect, sm.Recall):
@@ -378,6 +381,13 @@ class WorkerActor(Process):
 
     def _start(self, effect: m.StartEngine) -> None:
         self.engine.start(effect)
+        if not (int(self.runs[effect.run_id][1].client_reference) + 2) % POISON_EVERY:
+            self.timer(self.world.draw_ns(self.options.tokenizer_ms * MS), self._poisoned, effect.run_id)
+
+    def _poisoned(self, run_id: str) -> None:
+        if run_id in self.engine.runs and not self.ending:
+            self.coverage.at("run ends its engine", "running")
+            self.engine_dies()
 
     def _tell_at(self, effect: m.TellAt) -> None:
         self.engine.tell_at(effect.run_id, effect.tokens)
@@ -425,10 +435,6 @@ class WorkerActor(Process):
 
 def _tick() -> None:
     """Wake up for what is due; the wake-up itself does it."""
-
-
-def _standing(most: sm.Announced) -> m.Standing:
-    return m.Standing(most.model, most.chat, most.prompt_bytes, most.prompt_tokens, most.max_tokens)
 
 
 def _queue_lease(lease: m.Lease) -> LeaseRef:

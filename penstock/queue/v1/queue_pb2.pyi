@@ -1666,6 +1666,7 @@ class Announce(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SUBMITTED_UNIX_NS_FIELD_NUMBER: _builtins.int
     PREFIX_DIGEST_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -1696,6 +1697,8 @@ class Announce(_message.Message):
     """When the submit was durable, Unix time in nanoseconds."""
     prefix_digest: _builtins.int
     """Leading part of the prompt as a digest, equal for equal prefixes; 0 if unknown."""
+    last_attempt: _builtins.bool
+    """Whether an earlier attempt was lost and the next is the last: it is to share no worker with another such."""
     def __init__(
         self,
         *,
@@ -1714,10 +1717,11 @@ class Announce(_message.Message):
         traceparent: _builtins.str = ...,
         submitted_unix_ns: _builtins.int = ...,
         prefix_digest: _builtins.int = ...,
+        last_attempt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "channel", b"channel", "chat", b"chat", "deadline_unix_ns", b"deadline_unix_ns", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "position", b"position", "prefix_digest", b"prefix_digest", "priority", b"priority", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "submitted_unix_ns", b"submitted_unix_ns", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "channel", b"channel", "chat", b"chat", "deadline_unix_ns", b"deadline_unix_ns", "last_attempt", b"last_attempt", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "position", b"position", "prefix_digest", b"prefix_digest", "priority", b"priority", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "submitted_unix_ns", b"submitted_unix_ns", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -284,6 +284,7 @@ class Holding(_message.Message):
     SEQ_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     GUARANTEED_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -296,6 +297,8 @@ class Holding(_message.Message):
     """Completions it has; 0 is one."""
     guaranteed: _builtins.bool
     """Whether its grant said so (Grant.guaranteed)."""
+    last_attempt: _builtins.bool
+    """Whether its grant said so (Grant.last_attempt)."""
     def __init__(
         self,
         *,
@@ -305,10 +308,11 @@ class Holding(_message.Message):
         seq: _builtins.int = ...,
         completions: _builtins.int = ...,
         guaranteed: _builtins.bool = ...,
+        last_attempt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "held_blocks", b"held_blocks", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "held_blocks", b"held_blocks", "last_attempt", b"last_attempt", "request_id", b"request_id", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,6 +652,7 @@ class Grant(_message.Message):
     STANDING_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     GUARANTEED_FIELD_NUMBER: _builtins.int
+    LAST_ATTEMPT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request."""
     channel: _builtins.str
@@ -668,6 +673,8 @@ class Grant(_message.Message):
     """Completions the request has; 0 is one. For the inventory, until the prompt has come."""
     guaranteed: _builtins.bool
     """Whether it is within its channel's guarantee: the engine is to run it before what is not, and preempt it after."""
+    last_attempt: _builtins.bool
+    """Whether the queue announced it so (Announce.last_attempt). For the inventory."""
     @_builtins.property
     def standing(self) -> Global___Standing:
         """Set if the request is yet to come: `request_id` names the grant, to be offered to the queue."""
@@ -685,10 +692,11 @@ class Grant(_message.Message):
         standing: Global___Standing | None = ...,
         completions: _builtins.int = ...,
         guaranteed: _builtins.bool = ...,
+        last_attempt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["standing", b"standing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "booked_blocks", b"booked_blocks", "channel", b"channel", "completions", b"completions", "guaranteed", b"guaranteed", "last_attempt", b"last_attempt", "request_id", b"request_id", "reserve_output_tokens", b"reserve_output_tokens", "settles", b"settles", "standing", b"standing", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

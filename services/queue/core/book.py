@@ -53,7 +53,13 @@ class Book:
     """Live requests with their lines, leases and dead letters."""
 
     def __init__(
-        self, store_id: str, channels: Iterable[str], lease_ns: int, recovered: Recovered, now_ns: int
+        self,
+        store_id: str,
+        channels: Iterable[str],
+        lease_ns: int,
+        recovered: Recovered,
+        now_ns: int,
+        max_attempts: int,
     ) -> None:
         """Take over what the store holds; every recovered lease gets a fresh `lease_ns`."""
         self.store_id = store_id
@@ -78,6 +84,8 @@ class Book:
         """Those that have not passed, with the requests that wait or run until then, soonest first."""
         self.backlog_stream: int | None = None
         self._lease_ns = lease_ns
+        self._last_from = max(max_attempts - 1, 1)
+        """Attempts that counted after which the next is said to be the last; a first one never is."""
         self._out: list[Effect] = []
         self._touched_lines: set[str] = set()
         self._actions: dict[Action, Callable[[Entry, Change], None]] = {
@@ -407,7 +415,8 @@ class Book:
         for channel in sorted(touched):
             for seq in self.lines[channel].announce():
                 entry = self.entries[seq]
-                self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempt + 1, entry.meta))
+                last = entry.attempts >= self._last_from
+                self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempt + 1, entry.meta, last))
 
 
 def stop_failure(outcome: Outcome | None) -> Failure:

@@ -235,8 +235,12 @@ class ChannelsChanged(NamedTuple):
 class Announce(Value):
     """A request waits."""
 
-    def __init__(self, stream: int, request_id: str, seq: int, attempt: int, meta: RequestMeta) -> None:
+    def __init__(
+        self, stream: int, request_id: str, seq: int, attempt: int, meta: RequestMeta, last_attempt: bool = False
+    ) -> None:
         self.stream, self.request_id, self.seq, self.attempt, self.meta = stream, request_id, seq, attempt, meta
+        self.last_attempt = last_attempt
+        """Whether it is that, and another was lost before."""
 
 
 class GoneReason(Enum):

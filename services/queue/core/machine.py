@@ -89,7 +89,7 @@ class Machine:
         quotas: Mapping[str, Quota] = MappingProxyType({}),
     ) -> None:
         """Take over what the store holds; `quotas` are in force until others are set."""
-        self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns)
+        self.book = Book(store_id, rules.channels, rules.lease_ns, recovered, now_ns, rules.max_attempts)
         self.audit = Audit(self.book)
         self._workers = Workers(self.book, rules)
         self._quotas = quotas

@@ -39,12 +39,22 @@ RELEASES_REMEMBERED = 16_384
 class Reservation:
     """The credits booked for one request: `booked` at the grant, `held` now."""
 
-    __slots__ = ("booked_blocks", "channel", "guaranteed", "held_blocks", "seq", "sequences", "settled")
+    __slots__ = ("booked_blocks", "channel", "guaranteed", "held_blocks", "last_attempt", "seq", "sequences", "settled")
 
-    def __init__(self, channel: str, booked_blocks: int, sequences: int, seq: int, guaranteed: bool = False) -> None:
+    def __init__(
+        self,
+        channel: str,
+        booked_blocks: int,
+        sequences: int,
+        seq: int,
+        guaranteed: bool = False,
+        last_attempt: bool = False,
+    ) -> None:
         """Begin with nothing held; `seq` is that of the last ACK under this name."""
         self.guaranteed = guaranteed
         """Whether its engine was told to run it before what is not guaranteed."""
+        self.last_attempt = last_attempt
+        """Whether it is to share the worker with no other such."""
         self.channel = channel
         self.booked_blocks = booked_blocks
         self.held_blocks = 0
@@ -87,6 +97,8 @@ class Ledger:
         self.free_blocks = capacity_blocks
         self.overcommitted_blocks = 0
         self.sequences = 0
+        self.last_attempts = 0
+        """Reservations of requests on their last attempt: one at most, but for what a worker brings along."""
         self._reservations: dict[str, Reservation] = {}
         self._held_by_channel: dict[str, int] = {}
         self._sequences_by_channel: dict[str, int] = {}
@@ -148,6 +160,7 @@ class Ledger:
         sequences: int = 1,
         guaranteed: bool = False,
         may_overcommit: bool = False,
+        last_attempt: bool = False,
     ) -> bool:
         """Book `blocks` for the request; False, changing nothing, if they are not bookable or it has a reservation.
 
@@ -161,7 +174,8 @@ class Ledger:
             return False
         # A second booking of one name goes on where the first one's sequence ended, so that no ACK of the first counts.
         seq = self._last_seqs.pop(request_id, 0)
-        reservation = self._reservations[request_id] = Reservation(channel, blocks, sequences, seq, guaranteed)
+        reservation = Reservation(channel, blocks, sequences, seq, guaranteed, last_attempt)
+        self._reservations[request_id] = reservation
         self._count(reservation)
         self._move(reservation, blocks)
         return True
@@ -215,7 +229,12 @@ class Ledger:
             if holding.request_id in self._reservations:
                 continue
             reservation = Reservation(
-                holding.channel, holding.held_blocks, holding.completions, holding.seq, holding.guaranteed
+                holding.channel,
+                holding.held_blocks,
+                holding.completions,
+                holding.seq,
+                holding.guaranteed,
+                holding.last_attempt,
             )
             self._reservations[holding.request_id] = reservation
             self._count(reservation)
@@ -255,6 +274,9 @@ class Ledger:
             violations.append(f"sequences {self.sequences} differ from the reservations' {sum(sequences.values())}")
         if sequences != self._sequences_by_channel:
             violations.append(f"sequences {self._sequences_by_channel} differ from the reservations' {sequences}")
+        last_attempts = sum(reservation.last_attempt for reservation in self._reservations.values())
+        if last_attempts != self.last_attempts:
+            violations.append(f"{self.last_attempts} last attempts differ from the reservations' {last_attempts}")
         return violations
 
     # ---- the only places where blocks change hands ----
@@ -273,6 +295,7 @@ class Ledger:
         channel = reservation.channel
         self._move(reservation, -reservation.held_blocks)
         self.sequences -= reservation.sequences
+        self.last_attempts -= reservation.last_attempt
         del self._reservations[request_id]
         if self._held_by_channel[channel] == 0:
             del self._held_by_channel[channel]
@@ -282,6 +305,7 @@ class Ledger:
 
     def _count(self, reservation: Reservation) -> None:
         self.sequences += reservation.sequences
+        self.last_attempts += reservation.last_attempt
         by_channel = self._sequences_by_channel
         by_channel[reservation.channel] = by_channel.get(reservation.channel, 0) + reservation.sequences
 

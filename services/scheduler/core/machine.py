@@ -132,9 +132,9 @@ class Machine:
     def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
         request = entry.announced
-        guaranteed, completions = placement.goes_first, max(request.n, 1)
+        guaranteed, completions, last = placement.goes_first, max(request.n, 1), request.last_attempt
         displaces = guaranteed and worker.displaces
-        if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces):
+        if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces, last):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks, now_ns)
         self._move(entry.request_id, Event.BOOKED)
@@ -157,6 +157,7 @@ class Machine:
                 None,
                 completions,
                 guaranteed,
+                last,
             )
         )
 

@@ -75,6 +75,8 @@ class Holding(NamedTuple):
     completions: int = 1
     guaranteed: bool = False
     """Whether its grant said so: the engine runs it before what is not."""
+    last_attempt: bool = False
+    """Whether its grant said so: its worker has no other such."""
 
 
 # ---- inputs: from workers ----
@@ -225,10 +227,13 @@ class Announced(Value):
         n: int,
         chat: bool,
         traceparent: str = "",
+        last_attempt: bool = False,
     ) -> None:
         self.request_id, self.channel, self.priority, self.position = request_id, channel, priority, position
         self.attempt, self.model, self.prompt_bytes, self.prompt_tokens = attempt, model, prompt_bytes, prompt_tokens
         self.max_tokens, self.n, self.chat, self.traceparent = max_tokens, n, chat, traceparent
+        self.last_attempt = last_attempt
+        """Whether earlier ones were lost and there is none after it: no worker is to have two such."""
 
 
 class Gone(Value):
@@ -301,6 +306,7 @@ class Grant(Value):
         standing: Announced | None = None,
         completions: int = 1,
         guaranteed: bool = False,
+        last_attempt: bool = False,
     ) -> None:
         self.epoch, self.worker_id, self.request_id, self.channel = epoch, worker_id, request_id, channel
         self.booked_blocks, self.settles, self.attempt, self.traceparent = booked_blocks, settles, attempt, traceparent
@@ -310,6 +316,7 @@ class Grant(Value):
         self.completions = completions
         self.guaranteed = guaranteed
         """Whether its engine runs it first: its channel's guarantee, bent so that others start, has room for it."""
+        self.last_attempt = last_attempt
 
 
 class Met(Value):

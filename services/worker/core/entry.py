@@ -13,9 +13,9 @@ class Entry:
 
     __slots__ = (
         "booked_blocks", "cause", "channel", "completions", "ending", "granted_ns", "guaranteed", "held_blocks",
-        "lease", "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id", "reserve_output_tokens",
-        "run_id", "seq", "settled_blocks", "settles", "standing", "state", "tell_at_tokens", "tokenizer_acks", "told",
-        "watched",
+        "last_attempt", "lease", "max_tokens", "output_tokens", "preemptions", "prompt_tokens", "request_id",
+        "reserve_output_tokens", "run_id", "seq", "settled_blocks", "settles", "standing", "state", "tell_at_tokens",
+        "tokenizer_acks", "told", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -29,6 +29,7 @@ class Entry:
         standing: Standing | None = None,
         completions: int = 1,
         guaranteed: bool = False,
+        last_attempt: bool = False,
     ) -> None:
         """Begin with a grant, not claimed yet, that holds what was booked."""
         self.request_id = request_id
@@ -48,6 +49,8 @@ class Entry:
         self.completions = completions
         self.guaranteed = guaranteed
         """Whether the engine runs it before what is not."""
+        self.last_attempt = last_attempt
+        """Whether a scheduler is to give this worker no other such."""
         self.prompt_tokens = 0
         self.max_tokens = 0
         self.tell_at_tokens = 0
@@ -70,7 +73,15 @@ class Entry:
 
     def holding(self) -> Holding:
         """Return the reservation for the inventory."""
-        return Holding(self.request_id, self.channel, self.held_blocks, self.seq, self.completions, self.guaranteed)
+        return Holding(
+            self.request_id,
+            self.channel,
+            self.held_blocks,
+            self.seq,
+            self.completions,
+            self.guaranteed,
+            self.last_attempt,
+        )
 
     def credits(self) -> Credits:
         """Return what became of the reservation."""

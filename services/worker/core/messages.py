@@ -42,7 +42,7 @@ class SchedulerDown(NamedTuple):
 class Granted(Value):
     """Credits are booked for a request; claim it. `reserve_output_tokens` are to be kept reserved ahead of what each
     completion has generated; 0 reserves all of `max_tokens` when the prompt is tokenized. `guaranteed`: within its
-    channel's guarantee, and to go before what is not."""
+    channel's guarantee, and to go before what is not. `last_attempt`: for the inventory."""
 
     def __init__(
         self,
@@ -55,12 +55,13 @@ class Granted(Value):
         standing: Standing | None = None,
         completions: int = 1,
         guaranteed: bool = False,
+        last_attempt: bool = False,
     ) -> None:
         self.request_id, self.channel, self.booked_blocks, self.settles = request_id, channel, booked_blocks, settles
         self.attempt, self.reserve_output_tokens = attempt, reserve_output_tokens
         self.standing = standing
         """Set if the request is yet to come; `request_id` names the grant until then."""
-        self.completions, self.guaranteed = completions, guaranteed
+        self.completions, self.guaranteed, self.last_attempt = completions, guaranteed, last_attempt
 
 
 class Recalled(NamedTuple):

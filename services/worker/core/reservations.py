@@ -58,6 +58,7 @@ class Reservations:
             message.standing,
             message.completions,
             message.guaranteed,
+            message.last_attempt,
         )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry

@@ -88,6 +88,7 @@ class Holding(NamedTuple):
     seq: int
     completions: int = 1
     guaranteed: bool = False
+    last_attempt: bool = False
 
 
 class EngineReported(Value):

@@ -111,6 +111,8 @@ class _Run:
     request: EngineRequest
     randoms: list[random.Random]
     lengths: list[int]
+    deadly_tokens: int | None
+    """Tokens of one of its completions that the engine dies of."""
     open_choices: set[int]
     steps: asyncio.Queue[EngineStep] = field(default_factory=asyncio.Queue)
     sequences: list[Sequence] = field(default_factory=list)
@@ -140,6 +142,7 @@ class SimulatedEngine:
         self._runs: dict[str, _Run] = {}
         self._work = asyncio.Event()
         self._on_stats: Callable[[EngineReported], None] = lambda _: None
+        self._on_death: Callable[[str], None] = lambda _: None
         self._prefill_s = 0.0
         self._prefill_tokens = 0
         self._on_tokens: Callable[[StepTokens], None] = lambda _: None
@@ -168,8 +171,8 @@ class SimulatedEngine:
         on_death: Callable[[str], None],
         on_tokens: Callable[[StepTokens], None],
     ) -> None:
-        """Begin to work on the running loop; it never dies by itself."""
-        del on_death
+        """Begin to work on the running loop; it dies of requests alone that say so."""
+        self._on_death = on_death
         self._on_stats = on_stats
         self._on_tokens = on_tokens
         self._task = asyncio.get_running_loop().create_task(self._steps(), name="simulated-engine")
@@ -226,13 +229,14 @@ class SimulatedEngine:
             repr((self._settings.seed, sampling.seed, tuple(request.prompt_ids))).encode(), digest_size=8
         ).hexdigest()
         randoms = [random.Random(f"{digest}:{index}") for index in range(completions)]
-        forced = _forced_length(sampling.extra_args_json)
+        forced = _extra_tokens(sampling.extra_args_json, "sim_output_tokens")
+        deadly_tokens = _extra_tokens(sampling.extra_args_json, "sim_engine_dies_at_tokens")
         lengths = []
         for source in randoms:
             drawn = source.randint(1, request.max_tokens)
             length = request.max_tokens if sampling.ignore_eos else max(drawn, sampling.min_tokens)
             lengths.append(min(forced or length, request.max_tokens))
-        return _Run(request, randoms, lengths, set(range(completions)))
+        return _Run(request, randoms, lengths, deadly_tokens, set(range(completions)))
 
     async def _steps(self) -> None:
         while True:
@@ -242,8 +246,15 @@ class SimulatedEngine:
             result = self.batch.step()
             duration_s = self._profile.step_s(result)
             await self._sleep(duration_s)
+            if any(self._is_deadly(sequence) for sequence in result.sampled):
+                self._on_death("it has run a request that asked for its death")
+                return
             self._report(result, duration_s)
             self._deliver(result)
+
+    def _is_deadly(self, sequence: Sequence) -> bool:
+        run = self._runs.get(sequence.key.rpartition("#")[0])
+        return run is not None and run.deadly_tokens == sequence.generated
 
     def _report(self, result: StepResult, duration_s: float) -> None:
         batch = self.batch
@@ -306,13 +317,12 @@ def _key(run_id: str, index: int) -> str:
     return f"{run_id}#{index}"
 
 
-def _forced_length(extra_args_json: str) -> int | None:
-    """Return `sim_output_tokens` of the extra arguments. Raises RequestRefusedError if they cannot be read."""
+def _extra_tokens(extra_args_json: str, name: str) -> int | None:
+    """Return a number of tokens among the extra arguments. Raises RequestRefusedError if they cannot be read."""
     if not extra_args_json:
         return None
     try:
-        extra = json.loads(extra_args_json)
-        value = extra.get("sim_output_tokens")
+        value = json.loads(extra_args_json).get(name)
     except (ValueError, AttributeError):
         raise RequestRefusedError(
             "invalid_parameter", "extra_args_json is not a JSON object", "sampling.extra_args_json"
@@ -320,5 +330,5 @@ def _forced_length(extra_args_json: str) -> int | None:
     if value is None or (isinstance(value, int) and value >= 1):
         return value
     raise RequestRefusedError(
-        "invalid_parameter", "sim_output_tokens must be a number of tokens, at least 1", "sampling.extra_args_json"
+        "invalid_parameter", f"{name} must be a number of tokens, at least 1", "sampling.extra_args_json"
     )

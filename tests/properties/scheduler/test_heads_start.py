@@ -38,8 +38,16 @@ def shares(draw: st.DrawFn) -> dict[str, Share]:
 class Load:
     """Requests that come as others start, mostly small, some of nearly a worker, some of many completions."""
 
-    def __init__(self, rig: Rig, channels: list[str], models: list[str], sequences: int, draw: random.Random) -> None:
-        self.rig, self.draw, self.sequences = rig, draw, sequences
+    def __init__(
+        self,
+        rig: Rig,
+        channels: list[str],
+        models: list[str],
+        sequences: int,
+        last_share: float,
+        draw: random.Random,
+    ) -> None:
+        self.rig, self.draw, self.sequences, self.last_share = rig, draw, sequences, last_share
         self.places = [(channel, model) for channel in channels for model in models]
         self.waiting: dict[str, tuple[tuple[str, str], int]] = {}
         self.running: dict[str, tuple[int, m.Grant]] = {}
@@ -63,12 +71,15 @@ class Load:
         completions = 1
         if self.draw.random() < 0.05:
             blocks, completions = 1, self.draw.randint(2, max(min(self.sequences // 2, 8), 2))
-        (name,) = self.rig.announce(place[0], blocks, model=place[1], n=completions)
+        last = self.draw.random() < self.last_share
+        (name,) = self.rig.announce(place[0], blocks, model=place[1], n=completions, last_attempt=last)
         self.waiting[name] = (place, step)
 
     def _take(self, step: int) -> None:
         for grant in self.rig.grants[self.seen :]:
             self.waiting.pop(grant.request_id, None)
+            others = [other for _, other in self.running.values() if other.epoch == grant.epoch]
+            assert not grant.last_attempt or not any(other.last_attempt for other in others)
             self.running[grant.request_id] = (step + self.draw.randint(2, 12), grant)
         self.seen = len(self.rig.grants)
 
@@ -81,6 +92,7 @@ class Load:
     st.lists(st.sampled_from(["m", "n"]), min_size=1, max_size=3),
     st.sampled_from([10, 20, 40, 1000]),
     st.booleans(),
+    st.sampled_from([0.0, 0.005, 0.01]),
     st.integers(0, 1 << 30),
 )
 def test_every_head_starts(
@@ -90,12 +102,13 @@ def test_every_head_starts(
     workers: list[str],
     sequences: int,
     guaranteed_first: bool,
+    last_share: float,
     seed: int,
 ) -> None:
     rig = Rig(channels, policy, slack)
     for number, model in enumerate(workers):
         rig.open(f"w{number}", shape(CAPACITY_BLOCKS, sequences), model=model, guaranteed_first=guaranteed_first)
-    load = Load(rig, list(channels), sorted(set(workers)), sequences, random.Random(seed))
+    load = Load(rig, list(channels), sorted(set(workers)), sequences, last_share, random.Random(seed))
     for step in range(STEPS):
         load.step(step)
     rig.check()

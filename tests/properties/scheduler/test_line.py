@@ -16,9 +16,9 @@ PLACES = st.tuples(st.integers(0, 1), st.integers(0, 60))
 """Priority and position, few enough that requests come back to the place they left."""
 
 
-def entry(name: str, place: tuple[int, int]) -> Entry:
+def entry(name: str, place: tuple[int, int], last_attempt: bool = False) -> Entry:
     found = Entry(name)
-    found.announce(announced(name, "batch", 1, place[1], priority=place[0]), 0)
+    found.announce(announced(name, "batch", 1, place[1], priority=place[0], last_attempt=last_attempt), 0)
     return found
 
 
@@ -65,6 +65,69 @@ def test_requests_leave_in_order_whoever_comes_and_goes(
             assert line.head() is (in_order[0] if in_order else None)
             assert line.behind() == in_order[1:FRONT_REQUESTS]
         assert len(line) == len(waiting) + len(aside)
+
+
+class Driven:
+    """A line as its channel drives it: who leaves, or is aside for something else, lets the next such have its turn."""
+
+    def __init__(self) -> None:
+        self.line, self.there, self.aside = Line("m"), dict[str, Entry](), dict[str, Entry]()
+
+    def step(self, what: str, name: str, place: tuple[int, int]) -> None:
+        first = self.line.head()
+        if what in {"enter", "last"} and name not in self.there:
+            self.there[name] = entry(name, place, what == "last")
+            self.line.enter(self.there[name])
+        elif what == "leave" and name in self.there:
+            self.leave(self.there[name])
+        elif what == "head" and first is not None:
+            self.leave(first)
+        elif what.startswith("aside") and first is not None:
+            self.aside[first.request_id] = self.line.set_head_aside()
+            if what == "aside" or not first.announced.last_attempt:
+                self.line.let_next_last(first)
+        elif what == "back" and name in self.aside:
+            self.line.bring_back(self.aside.pop(name))
+
+    def leave(self, one: Entry) -> None:
+        self.aside.pop(one.request_id, None)
+        self.line.leave(self.there.pop(one.request_id))
+        self.line.let_next_last(one)
+
+    def check(self) -> None:
+        looked_at = self.line.first(FRONT_REQUESTS)
+        assert looked_at == sorted(looked_at, key=order)
+        assert not any(one.request_id in self.aside for one in looked_at)
+        in_turn = [one for one in self.there.values() if one.request_id not in self.aside]
+        others = sorted([one for one in in_turn if not one.announced.last_attempt], key=order)
+        found = [one for one in looked_at if not one.announced.last_attempt]
+        assert found == others[: len(found)]
+        assert len(self.line) == len(self.there)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["enter", "enter", "last", "last", "leave", "head", "aside", "aside for last", "back"]),
+            st.sampled_from(NAMES),
+            PLACES,
+        ),
+        max_size=200,
+    )
+)
+def test_of_those_on_their_last_attempt_none_is_forgotten_whoever_comes_and_goes(
+    steps: list[tuple[str, str, tuple[int, int]]],
+) -> None:
+    driven = Driven()
+    for what, name, place in steps:
+        driven.step(what, name, place)
+        driven.check()
+    for name in list(driven.aside):
+        driven.line.bring_back(driven.aside.pop(name))
+    while (first := driven.line.head()) is not None:
+        driven.leave(first)
+    assert not driven.there
 
 
 @pytest.mark.parametrize("step", [1, -1])

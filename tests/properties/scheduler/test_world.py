@@ -141,7 +141,8 @@ class World:
         self.listed.add(name)
         tokens = max(request.blocks // request.n, 1)  # of every completion: together they fit where the blocks do
         told = {"attempt": request.attempt, "model": request.model, "n": request.n}
-        self.backlog.append(announced(name, request.channel, tokens, request.position, **told))
+        last = request.attempt > 1
+        self.backlog.append(announced(name, request.channel, tokens, request.position, last_attempt=last, **told))
 
     def unlist(self, name: str, reason: m.GoneReason) -> None:
         if name in self.listed:

@@ -8,6 +8,8 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
 from services.queue.core.effects import Announce
+from services.scheduler.core.messages import Announced
+from services.scheduler.wire import from_queue
 
 
 def announced(ids: int, **sampling: int) -> queue_pb2.Announce:
@@ -19,6 +21,15 @@ def announced(ids: int, **sampling: int) -> queue_pb2.Announce:
     )
     meta = wire.meta_of(request, 0)
     return queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, "r1", 1, 1, meta))).announce
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_scheduler_hears_which_attempt_is_the_last(last: bool) -> None:
+    meta = wire.meta_of(request_pb2.Request(channel="batch", text="t"), 0)
+    said = queue_pb2.QueueToScheduler.FromString(wire.announce(Announce(1, "r1", 1, 3, meta, last)))
+    heard = from_queue(said)
+    assert isinstance(heard, Announced)
+    assert heard.last_attempt is last
 
 
 @pytest.mark.parametrize(

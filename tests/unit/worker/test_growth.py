@@ -133,6 +133,20 @@ def test_the_inventory_tells_what_goes_first() -> None:
     assert told.guaranteed
 
 
+def test_the_inventory_tells_what_is_on_its_last_attempt() -> None:
+    one = Told()
+    for name, last in (("a", True), ("b", False)):
+        message = s.SchedulerToWorker.FromString(
+            grant(Grant(7, "w", name, "batch", 6, True, 3, "", 0, 2, None, last_attempt=last), "")
+        )
+        one.session.step(granted(message.grant), 0)
+    one.session.step(m.SchedulerDown(), 1)
+    (opened,) = one.session.step(m.SchedulerReached(), 1)
+    assert isinstance(opened, m.OpenCredits)
+    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened.inventory)
+    assert [told.last_attempt for told in worker_opened(said, 1).inventory] == [True, False]
+
+
 def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
     one = Told("a")
     one.grow("a", 20)

@@ -291,7 +291,8 @@ class Arbiter:
             self._cancel(saving)
         for saving in self._savings:
             moved = saving.worker.group.pool is not saving.account.pool
-            if moved or not saving.worker.takes_grants(self._now_ns) or self._aside.saves_in_vain(saving):
+            taken = self._rules.is_last_taken(saving.worker, saving.channel, saving.entry)
+            if moved or taken or not saving.worker.takes_grants(self._now_ns) or self._aside.saves_in_vain(saving):
                 self._cancel(saving)
 
     def _bring_all_back(self) -> None:

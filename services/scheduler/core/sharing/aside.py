@@ -160,7 +160,8 @@ class Aside:
         return True
 
     def _takes_out_of_reach(self, account: Account, line: Line) -> bool:
-        """Set heads of the line aside for as long as they are out of reach; return whether any was.
+        """Set heads of the line aside for as long as they are out of reach, or wait for a worker that has no other on
+        its last attempt; return whether any was.
 
         Where a pass has had its looks it is `unfinished`: the head stays, and the line is looked at in the next.
         """
@@ -168,13 +169,14 @@ class Aside:
         found = False
         while (head := line.head()) is not None:
             needed_blocks = self._needed_blocks(head)
-            if not self._reach.ends_before(needed_blocks, self._fleet.serving(line.model)):
+            for_last = self._places.waits_for_last(channel, head, needed_blocks, self._now_ns)
+            if not for_last and not self._reach.ends_before(needed_blocks, self._fleet.serving(line.model)):
                 break
             found = True
             if not self._has_look(line):
                 self._leave(account, line)
                 break
-            channel.set_head_aside(line, needed_blocks)
+            channel.set_head_aside(line, needed_blocks, for_last)
         return found
 
     def _has_look(self, line: Line) -> bool:
@@ -231,7 +233,11 @@ class Aside:
             largest[group] = max(most_blocks, capacity_blocks)
 
     def room_grew(self, worker: Worker, channel: Channel) -> None:
-        """Note that lower tiers may leave more room; they have their turn of it before that is looked at."""
+        """Note that lower tiers may leave more room, which have their turn of it before that is looked at, and bring
+        back who waits for a worker without another on its last attempt.
+        """
+        if channel.beyond.last_attempts and self._places.has_room_for_last(worker, channel, self._now_ns):
+            channel.reach_grew(worker)
         if worker.group in channel.kept_out:
             channel.grown.add(worker)
 

@@ -1,5 +1,7 @@
 """Requests of one channel that are aside because none of the workers that take grants could hold them.
 
+So are those on their last attempt while each of these has another such.
+
 They are kept by what they need, so that a worker that comes back costs a look at those alone that it could hold. What
 they need may be another once a group has another largest worker, or the policy has learned something (`aside`).
 """
@@ -23,6 +25,8 @@ class Beyond:
         """Start with none."""
         self._found: dict[str, tuple[Place, dict[Group, int]]] = {}
         self._sizes: dict[Group, dict[int, dict[str, None]]] = {}
+        self.last_attempts = 0
+        """How many of them are on their last attempt, and may wait for what a worker has only one place for."""
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -32,6 +36,7 @@ class Beyond:
         """Add an entry with what a worker of each group must have to hold it; it must not be among them."""
         name = entry.request_id
         self._found[name] = ((line, entry), needed_blocks)
+        self.last_attempts += entry.announced.last_attempt
         for group, blocks in needed_blocks.items():
             self._sizes.setdefault(group, {}).setdefault(blocks, {})[name] = None
 
@@ -68,6 +73,7 @@ class Beyond:
 
     def _take(self, name: str) -> Place:
         place, needed_blocks = self._found.pop(name)
+        self.last_attempts -= place[1].announced.last_attempt
         for group, blocks in needed_blocks.items():
             sizes = self._sizes[group]
             names = sizes[blocks]

@@ -95,6 +95,8 @@ class Channel:
             self.moved[line] = None
         else:
             self._forget_aside(line, entry)
+        if entry.announced.last_attempt:
+            self._let_next_last(line, entry)
         self._waiting -= 1
         if line:
             return
@@ -148,12 +150,15 @@ class Channel:
         for model in [model for model in self._looked_at if not serving(model)]:
             del self._looked_at[model]
 
-    def set_head_aside(self, line: Line, needed_blocks: dict[Group, int] | None) -> None:
+    def set_head_aside(self, line: Line, needed_blocks: dict[Group, int] | None, for_last: bool = False) -> None:
         """Let the one behind the line's head have its turn.
 
-        It waits for a worker that has what it needs in one of the groups; None if lower tiers keep it out.
+        It waits for a worker that has what it needs in one of the groups; None if lower tiers keep it out. If it waits
+        `for_last`, for a worker without another on its last attempt, the next such would in vain.
         """
         entry = line.set_head_aside()
+        if not for_last:
+            self._let_next_last(line, entry)
         if needed_blocks is None:
             self._below.setdefault(line, {})[entry.request_id] = entry
         else:
@@ -163,6 +168,11 @@ class Channel:
         if line.head() is None:
             self.line_ended = True
             self.changed.add(line.model)
+
+    def _let_next_last(self, line: Line, entry: Entry) -> None:
+        if line.let_next_last(entry):
+            self.changed.add(line.model)
+            self.moved[line] = None
 
     def uncover(self, line: Line) -> None:
         """Note that a look at one pool had its first set aside or pay: without a model another is first elsewhere."""

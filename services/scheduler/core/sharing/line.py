@@ -33,6 +33,9 @@ class Line:
     forgets the name; the key left there is skipped when it surfaces. Every operation takes O(log n), one in order O(1).
 
     An entry can be set *aside*: it is in line, but its turn does not come until it is brought back.
+
+    Of those on their last attempt, of which a worker takes one at a time, one has its turn or waits for a worker: those
+    behind it wait until it is out of their way. So a worker that takes one again costs one look, however many wait.
     """
 
     def __init__(self, model: str) -> None:
@@ -43,6 +46,11 @@ class Line:
         self._heap: list[Key] = []
         self._live: dict[str, Entry] = {}
         self._aside: dict[str, Entry] = {}
+        self._last = ""
+        """The one on its last attempt that others wait behind."""
+        self._behind_last: dict[str, Entry] = {}
+        self._lasts: list[Key] = []
+        """Heap of their keys, and of some that have left."""
 
     def __len__(self) -> int:
         """Return the number of requests in line."""
@@ -63,6 +71,13 @@ class Line:
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""
         self._live[entry.request_id] = entry
+        if entry.announced.last_attempt:
+            before = self._live.get(self._last)
+            if before is not None and order(before) < order(entry):
+                self._behind_last[entry.request_id] = entry
+                heapq.heappush(self._lasts, order(entry))
+                return False
+            self._last = entry.request_id
         return self._insert(order(entry))
 
     def _insert(self, key: Key) -> bool:
@@ -80,6 +95,8 @@ class Line:
     def leave(self, entry: Entry) -> bool:
         """Take the entry out, which must be in line; return whether it was in front."""
         del self._live[entry.request_id]
+        if self._behind_last and self._behind_last.pop(entry.request_id, None) is not None:
+            return False
         if self._aside and self._aside.pop(entry.request_id, None) is not None:
             return False
         key = order(entry)
@@ -89,7 +106,7 @@ class Line:
             return True
         if len(self._rising) + len(self._heap) > 2 * len(self._live) + STALE_ALLOWANCE:
             # Whoever is aside has no key behind, or it would stand there twice when it is brought back.
-            placed = {key[2] for key in self._front} | self._aside.keys()
+            placed = {key[2] for key in self._front} | self._aside.keys() | self._behind_last.keys()
             self._rising = deque(sorted(order(live) for name, live in self._live.items() if name not in placed))
             self._heap.clear()
         return False
@@ -109,8 +126,8 @@ class Line:
 
     @property
     def aside(self) -> int:
-        """How many are set aside."""
-        return len(self._aside)
+        """How many are set aside, or wait behind one on its last attempt."""
+        return len(self._aside) + len(self._behind_last)
 
     def set_head_aside(self) -> Entry:
         """Let the entry whose turn it is wait aside, and return it; there must be one."""
@@ -122,6 +139,21 @@ class Line:
         """Give one that is set aside its position again."""
         del self._aside[entry.request_id]
         self._insert(order(entry))
+
+    def let_next_last(self, entry: Entry) -> bool:
+        """Let the next on its last attempt have its turn, if the entry was in its way and is not any more.
+
+        Return whether that is (or may be) in front.
+        """
+        if self._last != entry.request_id:
+            return False
+        self._last = ""
+        while self._lasts:
+            key = heapq.heappop(self._lasts)
+            if self._behind_last.pop(key[2], None) is not None:
+                self._last = key[2]
+                return self._insert(order(self._live[key[2]]))
+        return False
 
     def behind(self) -> list[Entry]:
         """Return the few entries behind the head that may pass it, in order."""
@@ -135,7 +167,7 @@ class Line:
         while self._rising and len(front) < FRONT_REQUESTS:
             key = self._take_first_behind()
             entry = self._live.get(key[2])
-            if entry is None or key[2] in self._aside or order(entry) != key:
+            if entry is None or key[2] in self._aside or key[2] in self._behind_last or order(entry) != key:
                 continue
             # They surface in order, and none comes before one in front: the same key can only be the last there.
             if not front or front[-1] != key:

@@ -6,7 +6,7 @@ on a worker whose engine makes room for it, by preempting what is not guaranteed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Final
@@ -79,6 +79,8 @@ class Places:
         for worker, openings, blocks, least_blocks in self._roomiest_first(channel, pool, entry, now_ns, kept):
             if worker.shape.capacity_blocks < least_blocks or entry.request_id in worker.ledger:
                 continue
+            if self._rules.is_last_taken(worker, channel, entry):
+                continue
             claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
             room = self._room_blocks(channel, entry, worker, blocks, claim, now_ns)
             if room < blocks:
@@ -135,6 +137,8 @@ class Places:
         able: list[Worker] = []
         for worker in guaranteed.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
             if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
+                continue
+            if self._rules.is_last_taken(worker, channel, entry):
                 continue
             claim = self._rules.claim(worker, channel, entry, blocks, now_ns)
             if claim is Claim.GUARANTEED and self._precedence.goes_first(worker, channel, entry.announced, blocks):
@@ -230,7 +234,26 @@ class Places:
         """Return so many workers of the group that could hold `blocks`, roughly those with most room first."""
         openings = channel.openings(group, self.kind(head))
         least_blocks = 0 if group.least_blocks >= blocks else blocks
-        return islice(openings.most_room(now_ns, least_blocks, kept.from_blocks(group)), most)
+        workers = openings.most_room(now_ns, least_blocks, kept.from_blocks(group))
+        if head.announced.last_attempt:
+            workers = (worker for worker in workers if not self._rules.is_last_taken(worker, channel, head))
+        return islice(workers, most)
+
+    def has_room_for_last(self, worker: Worker, channel: Channel, now_ns: int) -> bool:
+        """Return whether the worker takes grants, and has none on its last attempt that would keep out another."""
+        return worker.takes_grants(now_ns) and not self._rules.has_last(worker, channel)
+
+    def waits_for_last(self, channel: Channel, entry: Entry, needed_blocks: Mapping[Group, int], now_ns: int) -> bool:
+        """Return whether all workers that could hold the entry have another that is on its last attempt as it is."""
+        if not entry.announced.last_attempt:
+            return False
+        able = [
+            worker
+            for group, blocks in needed_blocks.items()
+            for worker in group.workers.values()
+            if worker.shape.capacity_blocks >= blocks and worker.takes_grants(now_ns)
+        ]
+        return bool(able) and all(self._rules.is_last_taken(worker, channel, entry) for worker in able)
 
     def could_hold(self, channel: Channel, pool: Pool, entry: Entry, now_ns: int) -> bool:
         """Return whether any worker of the pool that takes grants could hold the entry once enough has ended."""

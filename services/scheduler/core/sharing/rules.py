@@ -59,6 +59,20 @@ class Rules:
                 return Claim.SHUT if shut else Claim.REFUSED
         return Claim.GUARANTEED if within else Claim.SHARED
 
+    def is_last_taken(self, worker: Worker, channel: Channel, entry: Entry) -> bool:
+        """Return whether the entry, and another that the worker has, are on their last attempt.
+
+        An engine that dies takes all that it runs along, whichever of them it dies of.
+        """
+        return entry.announced.last_attempt and self.has_last(worker, channel, entry)
+
+    def has_last(self, worker: Worker, channel: Channel, entry: Entry | None = None) -> bool:
+        """Return whether one on its last attempt runs on the worker, or another than the entry saves there."""
+        if worker.ledger.last_attempts:
+            return True
+        saving = self._savings.on(worker)
+        return saving is not None and saving.entry.announced.last_attempt and saving.binds(channel, entry)
+
     def room(
         self, worker: Worker, channel: Channel, entry: Entry, blocks: int, claim: Claim, now_ns: int
     ) -> tuple[int, int]:

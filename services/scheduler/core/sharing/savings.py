@@ -56,7 +56,7 @@ class Saving:
         """Whose head it is."""
         return self.account.channel
 
-    def binds(self, channel: Channel, entry: Entry) -> bool:
+    def binds(self, channel: Channel, entry: Entry | None) -> bool:
         """Return whether the saving keeps blocks from the entry: it does not from itself nor from a tier above it."""
         return entry is not self.entry and channel.share.tier >= self.channel.share.tier
 
