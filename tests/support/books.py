@@ -36,11 +36,15 @@ class Books:
         running: Counter[Account] = Counter()
         for epoch, holds in arbiter._holds._by_epoch.items():
             blocks: Counter[Account] = Counter()
+            sequences: Counter[Account] = Counter()
             for hold in holds.values():
                 found[hold.account] = found.get(hold.account, 0) + hold.paid_block_ns
                 running[hold.account] += 1
                 blocks[hold.account] += hold.blocks
-            assert blocks == arbiter._holds._blocks.get(epoch, {}), "blocks by account"
+                sequences[hold.account] += hold.sequences
+            held = arbiter._holds._held.get(epoch, {})
+            assert blocks == {account: of_it.blocks for account, of_it in held.items()}, "blocks by account"
+            assert sequences == {account: of_it.sequences for account, of_it in held.items()}, "sequences by account"
         assert {account: account.running for account in running} == running
         off = {
             f"{account.channel.name} at {sorted(account.pool.models)}": self.paid[account] - found.get(account, 0)

@@ -18,13 +18,16 @@ from tests.support.scheduling import Rig, announced, shape
 
 
 class Call(NamedTuple):
-    """A request: when it arrives, of which channel, how many blocks it holds, for how many steps, and its model."""
+    """A request: when it arrives, of which channel, how many blocks each of its completions holds and for how many
+    steps, its model, and how many completions it asks for.
+    """
 
     step: int
     channel: str
     blocks: int
     steps: int
     model: str = ""
+    completions: int = 1
 
 
 class Timeline:
@@ -75,7 +78,8 @@ class Timeline:
         for call in calls:
             name = f"{call.channel}-{len(self.calls)}"
             self.calls[name] = call
-            messages.append(announced(name, call.channel, call.blocks, len(self.calls), model=call.model))
+            wanted: dict[str, object] = {"model": call.model, "n": call.completions}
+            messages.append(announced(name, call.channel, call.blocks, len(self.calls), **wanted))
         self.rig.tell(*messages)
         self._start()
         self._see_heads()
@@ -84,7 +88,9 @@ class Timeline:
         """Let a worker's stream break and come back, with all it holds."""
         old = self.rig.worker(worker_id)
         held = [grant for _, _, grant in self._ends if grant.epoch == old.epoch]
-        inventory = [m.Holding(grant.request_id, grant.channel, grant.booked_blocks, 0, 1) for grant in held]
+        inventory = [
+            m.Holding(grant.request_id, grant.channel, grant.booked_blocks, 0, grant.completions) for grant in held
+        ]
         model, *aliases = old.models
         self.rig.tell(m.WorkerClosed(old.epoch))
         epoch = self.rig.open(worker_id, old.shape, inventory, model=model, aliases=tuple(aliases))

@@ -235,6 +235,11 @@ class Announced(Value):
         self.last_attempt = last_attempt
         """Whether earlier ones were lost and there is none after it: no worker is to have two such."""
 
+    @property
+    def completions(self) -> int:
+        """How many of its engine's sequences it takes."""
+        return max(self.n, 1)
+
 
 class Gone(Value):
     """An announced request no longer waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given, settings
@@ -17,6 +18,25 @@ from tests.support.timeline import Call, Timeline
 CAPACITY = 60
 LONGEST_STEPS = 40
 bounded = settings(max_examples=examples(15), deadline=None)
+
+
+class Scarce(NamedTuple):
+    """What a worker of `size` blocks or sequences runs out of, and requests that want so much of it."""
+
+    sequences: bool
+    size: int
+
+    def timeline(self, shares: dict[str, Share], policy: str = "virtual-channels") -> Timeline:
+        """Return a worker with plenty of the other."""
+        if not self.sequences:
+            return Timeline(shares, [self.size], policy=policy)
+        return Timeline(shares, [100 * self.size], policy=policy, engines=[("m", self.size)])
+
+    def call(self, step: int, channel: str, wanted: int, steps: int, model: str = "") -> Call:
+        """Return a request that wants so much."""
+        if self.sequences:
+            return Call(step, channel, 1, steps, model, wanted)
+        return Call(step, channel, wanted, steps, model)
 
 
 def drawn(draw: random.Random, step: int, channel: str, largest: int, longest: int = LONGEST_STEPS) -> Call:
@@ -101,49 +121,58 @@ def test_a_request_of_any_size_starts_within_the_bound_against_a_flood(size: int
 
 
 @bounded
-@given(seed=st.integers(0, 2**32), steps=st.integers(2, 20))
-def test_who_passes_does_not_delay_the_booked_start(seed: int, steps: int) -> None:
+@given(sequences=st.booleans(), seed=st.integers(0, 2**32), steps=st.integers(2, 20))
+def test_who_passes_does_not_delay_the_booked_start(sequences: bool, seed: int, steps: int) -> None:
     """Every request takes its channel's usual time, so estimates are right: the head starts as if it were alone."""
 
     def start_of_the_head(small_too: bool) -> int:
-        draw = random.Random(seed)
-        timeline = Timeline({"a": Share(), "quick": Share()}, [CAPACITY])
-        timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, steps)])
+        draw, scarce = random.Random(seed), Scarce(sequences, CAPACITY)
+        timeline = scarce.timeline({"a": Share(), "quick": Share()})
+        timeline.advance([scarce.call(0, "quick", 1, 1), scarce.call(0, "a", 1, steps)])
         while timeline.busy:
             timeline.advance()
         for _ in range(5):
-            timeline.advance([Call(timeline.step, "a", draw.randint(5, 12), steps)])
-        timeline.advance([Call(timeline.step, "a", draw.randint(40, CAPACITY), steps)])
+            timeline.advance([scarce.call(timeline.step, "a", draw.randint(5, 12), steps)])
+        timeline.advance([scarce.call(timeline.step, "a", draw.randint(40, CAPACITY), steps)])
         (head,) = [name for name in timeline.calls if name not in timeline.granted_at] or [""]
         while head and head not in timeline.granted_at:
-            small = [Call(timeline.step, "quick", draw.randint(1, 9), 1) for _ in range(2)]
+            small = [scarce.call(timeline.step, "quick", draw.randint(1, 9), 1) for _ in range(2)]
             timeline.advance(small if small_too else [])
         return timeline.granted_at.get(head, 0)
 
     assert start_of_the_head(small_too=True) == start_of_the_head(small_too=False)
 
 
+@pytest.mark.parametrize("scarce", [Scarce(False, CAPACITY), Scarce(True, CAPACITY)], ids=["blocks", "sequences"])
 @pytest.mark.parametrize("breaks", [False, True])
-def test_a_short_request_passes_one_that_waits_for_its_booked_start(breaks: bool) -> None:
-    timeline = Timeline({"a": Share(), "quick": Share()}, [CAPACITY])
-    timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, 30)])
+def test_a_short_request_passes_one_that_waits_for_its_booked_start(breaks: bool, scarce: Scarce) -> None:
+    timeline = scarce.timeline({"a": Share(), "quick": Share()})
+    timeline.advance([scarce.call(0, "quick", 1, 1), scarce.call(0, "a", 1, 30)])
     while timeline.busy:
         timeline.advance()
-    timeline.advance([Call(timeline.step, "a", 40, 30)])
+    timeline.advance([scarce.call(timeline.step, "a", 40, 30)])
     if breaks:
         timeline.reopen("w0")
-    timeline.advance([Call(timeline.step, "a", 50, 30)])
-    timeline.advance([Call(timeline.step, "quick", 20, 1)])
+    timeline.advance([scarce.call(timeline.step, "a", 50, 30)])
+    timeline.advance([scarce.call(timeline.step, "quick", 20, 1)])
     assert len(timeline.granted_at) == 4
-    timeline.advance([Call(timeline.step, "a", 15, 30)])
+    timeline.advance([scarce.call(timeline.step, "a", 15, 30)])
     assert timeline.waiting == {"a": 2, "quick": 0}, "what would outlast the booked start and not fit beside it waits"
+    for wanted, waiting in ((4, 2), (5, 2), (2, 3)):
+        timeline.advance([scarce.call(timeline.step, "a", wanted, 30)])
+        assert timeline.waiting["a"] == waiting, "the ten beside the head are for who comes first"
 
 
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize("running", [40, 70, 150])
-def test_short_requests_pass_one_that_waits_for_long_ones_however_many_run(running: int, policy: str) -> None:
-    timeline, choose = Timeline({"quick": Share(), "slow": Share()}, [2_000], policy=policy), random.Random(3)
-    quick, slow = Call(0, "quick", 2, 1, "m"), Call(0, "slow", 1_900 // running, 0, "m")
+@pytest.mark.parametrize("sequences", [False, True])
+def test_short_requests_pass_one_that_waits_for_long_ones_however_many_run(
+    sequences: bool, running: int, policy: str
+) -> None:
+    scarce, choose = Scarce(sequences, running + 10 if sequences else 2_000), random.Random(3)
+    timeline = scarce.timeline({"quick": Share(), "slow": Share()}, policy)
+    quick = scarce.call(0, "quick", 1 if sequences else 2, 1, "m")
+    slow = scarce.call(0, "slow", 1 if sequences else 1_900 // running, 0, "m")
 
     def slow_missing() -> int:
         return running - sum(name.startswith("slow") and name not in timeline.ended_at for name in timeline.calls)
@@ -153,7 +182,7 @@ def test_short_requests_pass_one_that_waits_for_long_ones_however_many_run(runni
         timeline.advance(
             [slow._replace(steps=choose.randint(80, 120)) for _ in range(min(slow_missing(), most))] + [quick] * 10
         )
-    timeline.advance([Call(timeline.step, "slow", 1_200, 10, "m")])
+    timeline.advance([scarce.call(timeline.step, "slow", scarce.size * 2 // 3, 10, "m")])
     head, since = f"slow-{len(timeline.calls) - 1}", timeline.step
     while head not in timeline.granted_at and timeline.step - since < 120:
         timeline.advance([quick._replace(step=timeline.step)] * 10)

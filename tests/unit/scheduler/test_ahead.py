@@ -35,5 +35,5 @@ def test_a_booked_start_does_not_count_on_what_may_be_booked_ahead() -> None:
     assert saving is not None
     assert saving.blocks == 60
     assert saving.start_ns is not None
-    assert saving.passed == {rig.granted[-1]: 5}
+    assert saving.passed == {rig.granted[-1]: (5, 1)}
     assert saving.extra_blocks == 100 - 60 - 5

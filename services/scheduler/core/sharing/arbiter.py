@@ -333,7 +333,8 @@ class Arbiter:
         peak_blocks = self._policy.peak_blocks(entry.announced, worker, blocks)
         self._precedence.granted(worker, entry.request_id, peak_blocks)
         self._guarantees.note_use(worker, channel, self._now_ns)
-        self._holds.granted(worker, entry.request_id, account, blocks, prepaid_block_ns, self._now_ns)
+        completions = entry.announced.completions
+        self._holds.granted(worker, entry.request_id, account, blocks, prepaid_block_ns, self._now_ns, completions)
         self._drop_bids(channel, worker)
         if not entry.announced.model:
             self._look_elsewhere(channel, account.pool)  # it was in line for every pool

@@ -25,13 +25,14 @@ LEAST_HOLD_NS: Final = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, and what was paid for it."""
 
-    __slots__ = ("account", "blocks", "granted_ns", "paid_block_ns", "ran", "since_ns", "used_block_ns")
+    __slots__ = ("account", "blocks", "granted_ns", "paid_block_ns", "ran", "sequences", "since_ns", "used_block_ns")
 
-    def __init__(self, account: Account, blocks: int, prepaid_block_ns: int, now_ns: int) -> None:
-        """Begin a hold of `blocks`, for which nothing but the prepaid is charged yet."""
+    def __init__(self, account: Account, blocks: int, sequences: int, prepaid_block_ns: int, now_ns: int) -> None:
+        """Begin a hold of `blocks` and `sequences`, for which nothing but the prepaid is charged yet."""
         self.account = account
         self.granted_ns = now_ns
         self.blocks = blocks
+        self.sequences = sequences
         self.since_ns = now_ns
         self.used_block_ns = 0
         self.paid_block_ns = prepaid_block_ns
@@ -55,13 +56,24 @@ class Hold:
         self.paid_block_ns = charge_block_ns
 
 
+class Held:
+    """What holds of one account on one worker are together."""
+
+    __slots__ = ("blocks", "sequences")
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.blocks = 0
+        self.sequences = 0
+
+
 class Holds:
     """The holds of every epoch by request."""
 
     def __init__(self) -> None:
         """Start with no hold."""
         self._by_epoch: dict[int, dict[str, Hold]] = {}
-        self._blocks: dict[int, dict[Account, int]] = {}
+        self._held: dict[int, dict[Account, Held]] = {}
         """What they hold in each epoch together, by who is charged for it."""
         self._anywhere = HoldTime()
         self._in_pool: dict[Pool, HoldTime] = {}
@@ -76,12 +88,19 @@ class Holds:
         return blocks * max(self.usual_of_ns(account), LEAST_HOLD_NS)
 
     def granted(
-        self, worker: Worker, request_id: str, account: Account, blocks: int, prepaid_block_ns: int, now_ns: int
+        self,
+        worker: Worker,
+        request_id: str,
+        account: Account,
+        blocks: int,
+        prepaid_block_ns: int,
+        now_ns: int,
+        sequences: int = 1,
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` were paid already."""
-        hold = Hold(account, blocks, prepaid_block_ns, now_ns)
+        hold = Hold(account, blocks, sequences, prepaid_block_ns, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
-        self._add(worker.epoch, account, blocks)
+        self._add(worker.epoch, account, blocks, sequences)
         account.running += 1
         account.last_charge_block_ns = self.cost_block_ns(account, blocks)
         hold.correct(account.last_charge_block_ns)
@@ -94,7 +113,8 @@ class Holds:
         hold.use(now_ns)
         hold.ran = True
         grew = blocks > hold.blocks
-        self._add(worker.epoch, hold.account, blocks - hold.blocks)
+        if blocks != hold.blocks:
+            self._add(worker.epoch, hold.account, blocks - hold.blocks, 0)
         hold.blocks = blocks
         left_ns = max(hold.granted_ns + self.usual_of_ns(hold.account) - now_ns, 0)
         hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
@@ -107,7 +127,7 @@ class Holds:
             return
         account = hold.account
         account.running -= 1
-        self._add(worker.epoch, account, -hold.blocks)
+        self._add(worker.epoch, account, -hold.blocks, -hold.sequences)
         if cause.returned:
             hold.correct(0)
             return
@@ -124,7 +144,7 @@ class Holds:
         for holding in opened.inventory:
             if (hold := held.pop(holding.request_id, None)) is not None:
                 self._by_epoch.setdefault(opened.epoch, {})[holding.request_id] = hold
-                self._add(opened.epoch, hold.account, hold.blocks)
+                self._add(opened.epoch, hold.account, hold.blocks, hold.sequences)
 
     def adopted(self, worker: Worker, request_id: str, account: Account, now_ns: int) -> None:
         """Note what a worker has brought along: begin a hold of it now, unless it was handed over."""
@@ -133,13 +153,13 @@ class Holds:
             return
         hold = self._by_epoch.get(worker.epoch, {}).get(request_id)
         if hold is None:
-            self.granted(worker, request_id, account, reservation.held_blocks, 0, now_ns)
+            self.granted(worker, request_id, account, reservation.held_blocks, 0, now_ns, reservation.sequences)
         elif hold.blocks != reservation.held_blocks:
             self.changed(worker, request_id, reservation.held_blocks, now_ns)
 
     def drop(self, worker: Worker, now_ns: int) -> None:
         """End all holds of an epoch, which is no longer in the fleet, at what they used."""
-        self._blocks.pop(worker.epoch, None)
+        self._held.pop(worker.epoch, None)
         for hold in self._by_epoch.pop(worker.epoch, {}).values():
             hold.account.running -= 1
             hold.use(now_ns)
@@ -150,41 +170,46 @@ class Holds:
         """Return how many holds the worker has."""
         return len(self._by_epoch.get(worker.epoch, ()))
 
-    def expected_ns(self, worker: Worker, blocks: int) -> int:
-        """Return how long it takes until so many blocks have come home, if they do in a steady flow for each account.
+    def expected_ns(self, worker: Worker, blocks: int, sequences: int = 0) -> int:
+        """Return how long it takes until so much has come home, if it does in a steady flow for each account.
 
         By Little's law what requests of one account hold has come home once in their mean hold time. That of all ends
         together would say little: many short ones of few blocks outnumber those that hold nearly everything.
         """
-        held = self._blocks.get(worker.epoch, {})
-        times = sorted((max(self.usual_of_ns(account), LEAST_HOLD_NS), of_it) for account, of_it in held.items())
-        blocks_per_ns = sum(of_it / time_ns for time_ns, of_it in times)
-        for time_ns, of_it in times:
-            if blocks <= blocks_per_ns * time_ns:
-                return int(blocks / blocks_per_ns)
-            blocks -= of_it
-            blocks_per_ns -= of_it / time_ns
-        return self.longest_on_ns(worker)
+        held = [
+            (max(self.usual_of_ns(account), LEAST_HOLD_NS), of_it)
+            for account, of_it in self._held.get(worker.epoch, {}).items()
+        ]
+        longest_ns = self.longest_on_ns(worker)
+        return max(
+            _home_ns(blocks, sorted((time_ns, of_it.blocks) for time_ns, of_it in held), longest_ns),
+            _home_ns(sequences, sorted((time_ns, of_it.sequences) for time_ns, of_it in held), longest_ns),
+        )
 
-    def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int]]:
-        """Return when each hold is expected to end and what it frees, soonest first; one that is late, now."""
+    def expected_ends(self, worker: Worker, now_ns: int) -> list[tuple[int, int, int]]:
+        """Return when each hold is expected to end, one that is late now, soonest first, and what blocks and sequences
+        it frees.
+        """
         holds = self._by_epoch.get(worker.epoch, {}).values()
-        return sorted((max(hold.granted_ns + self.usual_of_ns(hold.account), now_ns), hold.blocks) for hold in holds)
+        return sorted(
+            (max(hold.granted_ns + self.usual_of_ns(hold.account), now_ns), hold.blocks, hold.sequences)
+            for hold in holds
+        )
 
     def longest_on_ns(self, worker: Worker) -> int:
-        """Return the longest usual hold time of those who hold blocks of the worker."""
-        return self.longest_ns(self._blocks.get(worker.epoch, ()))
+        """Return the longest usual hold time of those who hold anything of the worker."""
+        return self.longest_ns(self._held.get(worker.epoch, ()))
 
-    def _add(self, epoch: int, account: Account, blocks: int) -> None:
-        """Count blocks that are held from now on, or fewer."""
-        if blocks == 0:
-            return
-        held = self._blocks.setdefault(epoch, {})
-        left = held.get(account, 0) + blocks
-        if left:
-            held[account] = left
-        else:
-            del held[account]
+    def _add(self, epoch: int, account: Account, blocks: int, sequences: int) -> None:
+        """Count what is held from now on, or less."""
+        by_account = self._held.setdefault(epoch, {})
+        held = by_account.get(account)
+        if held is None:
+            held = by_account[account] = Held()
+        held.blocks += blocks
+        held.sequences += sequences
+        if not held.blocks and not held.sequences:
+            del by_account[account]
 
     def longest_ns(self, accounts: Iterable[Account]) -> int:
         """Return the longest of their usual hold times; nothing while none is known, and of nobody."""
@@ -201,3 +226,16 @@ class Holds:
         if not time.known:
             time = self._in_pool.get(account.pool, self._anywhere)
         return time.mean_ns if time.known else 0
+
+
+def _home_ns(missing: int, held: list[tuple[int, int]], longest_ns: int) -> int:
+    """Return when so much has come home of what is `held`, each for a time, shortest first; `longest_ns` if less is."""
+    if missing <= 0:
+        return 0
+    per_ns = sum(of_it / time_ns for time_ns, of_it in held)
+    for time_ns, of_it in held:
+        if missing <= per_ns * time_ns:
+            return int(missing / per_ns)
+        missing -= of_it
+        per_ns -= of_it / time_ns
+    return longest_ns

@@ -48,15 +48,11 @@ class Rules:
         if saving is not None and not saving.binds(channel, entry):
             saving = None
         within = guarantees.is_within(worker, channel, entry.announced, blocks)
-        if not self._sequences_are_left(worker, channel, entry, saving, within, now_ns):
+        if not self._sequences_are_left(worker, channel, entry, 0, within, now_ns):
             return Claim.REFUSED if sequences_fit(worker, 1) else Claim.SHUT
-        if saving is not None:
-            if saving.start_ns is None:
-                self._savings.book_start(saving, guarantees.fence(worker, saving.channel, now_ns), now_ns)
-            passes = within and (saving.channel is not channel or guarantees.leave_room(worker, saving))
-            if not passes and not self._savings.lets_pass(saving, channel, blocks, now_ns):
-                shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
-                return Claim.SHUT if shut else Claim.REFUSED
+        if saving is not None and not self._passes(worker, channel, entry, blocks, saving, within, now_ns):
+            shut = self._savings.is_due(saving, now_ns) and not channel.share.guaranteed_share
+            return Claim.SHUT if shut else Claim.REFUSED
         return Claim.GUARANTEED if within else Claim.SHARED
 
     def is_last_taken(self, worker: Worker, channel: Channel, entry: Entry) -> bool:
@@ -72,6 +68,27 @@ class Rules:
             return True
         saving = self._savings.on(worker)
         return saving is not None and saving.entry.announced.last_attempt and saving.binds(channel, entry)
+
+    def _passes(
+        self, worker: Worker, channel: Channel, entry: Entry, blocks: int, saving: Saving, within: bool, now_ns: int
+    ) -> bool:
+        """Return whether the entry may go before the head that saves on the worker.
+
+        It may within its channel's guarantee, in blocks and in sequences or where its head's are left besides; or if it
+        does not delay the head.
+        """
+        guarantees, head = self._guarantees, saving.entry.announced
+        if saving.start_ns is None:
+            kept_blocks = guarantees.fence(worker, saving.channel, now_ns)
+            kept_sequences = guarantees.fenced_sequences(worker, saving.channel, now_ns)
+            self._savings.book_start(saving, kept_blocks, kept_sequences, now_ns)
+        if (
+            within
+            and (saving.channel is not channel or guarantees.leave_room(worker, saving))
+            and self._sequences_are_left(worker, channel, entry, head.completions, within, now_ns)
+        ):
+            return True
+        return self._savings.lets_pass(saving, channel, blocks, entry.announced.completions, now_ns)
 
     def room(
         self, worker: Worker, channel: Channel, entry: Entry, blocks: int, claim: Claim, now_ns: int
@@ -115,14 +132,17 @@ class Rules:
         return self._guarantees.others_run(worker, channel)
 
     def _sequences_are_left(
-        self, worker: Worker, channel: Channel, entry: Entry, saving: Saving | None, within: bool, now_ns: int
+        self, worker: Worker, channel: Channel, entry: Entry, of_head: int, within: bool, now_ns: int
     ) -> bool:
-        """Return whether the engine can run the entry as well; within its guarantee nobody else's are kept from it."""
+        """Return whether the engine can run the entry as well, beside those `of_head`, a head that saves there.
+
+        Within its guarantee nobody else's are kept from it.
+        """
         guarantees = self._guarantees
-        wanted = max(entry.announced.n, 1)
+        wanted = entry.announced.completions
         if within and worker.ledger.sequences_of(channel.name) + wanted <= guarantees.sequences(worker, channel):
             return sequences_fit(worker, wanted)
-        wanted += 0 if saving is None else max(saving.entry.announced.n, 1)
+        wanted += of_head
         if not guarantees.keep_from(channel):
             return sequences_fit(worker, wanted)
         if sequences_fit(worker, wanted + guarantees.total_sequences(worker.most_sequences)):

@@ -5,9 +5,9 @@ there piles up for it, and so may those behind it, on others. It has paid, so it
 channel goes on. This is EASY backfilling (Lifka, "The ANL/IBM SP Scheduling System",
 1995) with blocks for nodes: others may pass it there only if they do not delay its booked start:
 
-- the start is when, by their channels' hold times, enough of what runs there will have ended;
+- the start is when, by their channels' hold times, enough of what runs there will have ended, in blocks and sequences;
 - one that ends before the start by a cautious estimate may pass;
-- so may one that fits in what will be left beside the head at its start: the *extra* blocks.
+- so may one that fits in what will be left beside the head at its start: the *extra* blocks and sequences.
 
 Estimates can be wrong. From the booked start on nobody passes any more, so the head waits at most
 until then, and for what runs there then. While no hold time is known nobody passes at all.
@@ -35,7 +35,8 @@ class Saving:
     """A head for which freed blocks of one worker are kept, and what it has paid.
 
     `peak_blocks` are what it is expected to hold at its fullest. `start_ns` is its booked start, None until somebody
-    wants to pass; `passed` are the requests that were granted there meanwhile, with what each took of the extra blocks.
+    wants to pass; `passed` are the requests that were granted there meanwhile, with the blocks and sequences each took
+    of the extra ones.
     """
 
     entry: Entry
@@ -47,7 +48,8 @@ class Saving:
     paid_block_ns: int
     start_ns: int | None = None
     extra_blocks: int = 0
-    passed: dict[str, int] = field(default_factory=dict)
+    extra_sequences: int = 0
+    passed: dict[str, tuple[int, int]] = field(default_factory=dict)
     tier: int = 0
     """That of its channel when it began."""
 
@@ -149,14 +151,14 @@ class Savings:
             return False
         return sum(tiers[tier] for tier in tiers if tier <= channel.share.tier) >= len(group.workers)
 
-    def lets_pass(self, saving: Saving, channel: Channel, blocks: int, now_ns: int) -> bool:
-        """Return whether a request of `channel` may take `blocks` without delaying the head, whose start is booked."""
+    def lets_pass(self, saving: Saving, channel: Channel, blocks: int, sequences: int, now_ns: int) -> bool:
+        """Return whether a request of `channel` may take so much without delaying the head, whose start is booked."""
         assert saving.start_ns is not None
         if self.is_due(saving, now_ns):
             return False
         cautious_ns = channel.account(saving.account.pool).hold_time.cautious_ns
         ends_before = cautious_ns is not None and now_ns + cautious_ns <= saving.start_ns
-        return ends_before or blocks <= saving.extra_blocks
+        return ends_before or (blocks <= saving.extra_blocks and sequences <= saving.extra_sequences)
 
     @staticmethod
     def is_due(saving: Saving, now_ns: int) -> bool:
@@ -164,37 +166,46 @@ class Savings:
         return saving.start_ns is not None and now_ns >= saving.start_ns
 
     def passed(self, worker: Worker, entry: Entry, channel: Channel, blocks: int) -> None:
-        """Note a grant on the worker; if a saving binds it, it uses up extra blocks until it ends."""
+        """Note a grant on the worker; if a saving binds it, it uses up what is extra until it ends."""
         saving = self._by_epoch.get(worker.epoch)
         if saving is not None and saving.start_ns is not None and saving.binds(channel, entry):
-            saving.passed[entry.request_id] = blocks
+            sequences = entry.announced.completions
+            saving.passed[entry.request_id] = blocks, sequences
             saving.extra_blocks -= blocks
+            saving.extra_sequences -= sequences
 
     def ended(self, worker: Worker, request_id: str) -> None:
-        """Give back the extra blocks of a request that has ended before the head could start."""
+        """Give back what was extra of a request that has ended before the head could start."""
         saving = self._by_epoch.get(worker.epoch)
         if saving is not None:
-            saving.extra_blocks += saving.passed.pop(request_id, 0)
+            blocks, sequences = saving.passed.pop(request_id, (0, 0))
+            saving.extra_blocks += blocks
+            saving.extra_sequences += sequences
 
-    def book_start(self, saving: Saving, kept_blocks: int, now_ns: int) -> None:
+    def book_start(self, saving: Saving, kept_blocks: int, kept_sequences: int, now_ns: int) -> None:
         """Book the start: when enough will have ended, and what will be left then; now, while no hold time is known.
 
         Where the ends expected bring too little, it is the longest usual hold time from now.
-        `kept_blocks` are fenced off for others than the head.
+        What is kept is fenced off for others than the head.
         """
+        worker = saving.worker
         saving.start_ns = now_ns
-        if not self._holds.known:
-            return
         # What may be booked ahead is there only when something is about to end, and can be promised to nobody.
-        free_blocks = saving.worker.reach_blocks - saving.worker.ledger.ahead_blocks - saving.blocks - kept_blocks
-        if self._holds.count(saving.worker) > FEW_HOLDS:
-            saving.start_ns += self._holds.expected_ns(saving.worker, max(-free_blocks, 0))
+        free_blocks = worker.reach_blocks - worker.ledger.ahead_blocks - saving.blocks - kept_blocks
+        wanted = min(saving.entry.announced.completions, worker.most_sequences)  # an idle engine takes any
+        free_sequences = worker.most_sequences - worker.ledger.sequences - wanted - kept_sequences
+        if not self._holds.known or (free_blocks >= 0 and free_sequences >= 0):
+            return  # now: nobody passes any more, whatever is left
+        if self._holds.count(worker) > FEW_HOLDS:
+            saving.start_ns += self._holds.expected_ns(worker, -free_blocks, -free_sequences)
             return
-        for end_ns, blocks in self._holds.expected_ends(saving.worker, now_ns):
-            if free_blocks >= 0:
-                break
+        for end_ns, blocks, sequences in self._holds.expected_ends(worker, now_ns):
             free_blocks += blocks
+            free_sequences += sequences
             saving.start_ns = end_ns
-        if free_blocks < 0:
-            saving.start_ns = now_ns + self._holds.longest_on_ns(saving.worker)
+            if free_blocks >= 0 and free_sequences >= 0:
+                break
+        else:
+            saving.start_ns = now_ns + self._holds.longest_on_ns(worker)
         saving.extra_blocks = max(free_blocks, 0)
+        saving.extra_sequences = max(free_sequences, 0)
