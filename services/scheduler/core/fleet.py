@@ -76,6 +76,8 @@ class Group:
     workers: dict[int, Worker] = field(default_factory=dict)
     least_blocks: int = 0
     """Capacity of the smallest."""
+    cheapest: Worker | None = None
+    """One of those of which a sequence is the least part."""
 
     @property
     def key(self) -> GroupKey:
@@ -91,6 +93,11 @@ class Group:
         capacities = [worker.shape.capacity_blocks for worker in self.workers.values()]
         self.shape = self.shape.replace(capacity_blocks=max(capacities, default=0))
         self.least_blocks = min(capacities, default=0)
+        self.cheapest = min(self.workers.values(), key=Worker.blocks_per_sequence, default=None)
+
+    def charged_blocks(self, blocks: int, sequences: int) -> int:
+        """Return the least that a request is charged for on any of its workers, before it is known on which."""
+        return blocks if self.cheapest is None else self.cheapest.charged_blocks(blocks, sequences)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,6 +148,20 @@ class Worker:
         ledger = self.ledger
         drift_blocks = self.drift_blocks if len(ledger) else 0
         return ledger.free_blocks - ledger.overcommitted_blocks + ledger.ahead_blocks - drift_blocks
+
+    def blocks_per_sequence(self) -> float:
+        """Return the blocks there are for each completion if it runs as many as it may."""
+        return self.shape.capacity_blocks / self.most_sequences
+
+    def charged_blocks(self, blocks: int, sequences: int) -> int:
+        """Return what so many of its blocks and sequences are charged for, in blocks: the larger part of the two.
+
+        That is dominant-resource fairness (Ghodsi et al., NSDI '11): who takes a place of few in an engine keeps as
+        many blocks from others as they would have with it, however few it holds. Who asks for more places than there
+        are takes all of them.
+        """
+        most = self.most_sequences
+        return max(blocks, min(sequences, most) * self.shape.capacity_blocks // most)
 
     def takes_grants(self, now_ns: int) -> bool:
         """Return whether grants may be sent to it now."""

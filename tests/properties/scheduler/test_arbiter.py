@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
+from itertools import count
 
 import pytest
 from hypothesis import example, given, settings
@@ -69,6 +70,43 @@ def test_channels_with_work_occupy_blocks_by_weight(weights: tuple[int, int, int
     rig.check()
     for number, weight in enumerate(weights):
         assert meter.part(f"c{number}") == pytest.approx(weight / sum(weights), rel=0.1, abs=0.03)
+
+
+@settings(max_examples=examples(4), deadline=None)
+@given(
+    weights=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    largest=st.integers(1, 100),
+    completions=st.integers(1, 5),
+    seed=st.integers(),
+)
+@example(weights=(1, 1), largest=100, completions=1, seed=0).via("one had a place for every fifty of the other")
+@example(weights=(1, 3), largest=1, completions=5, seed=0).via("who waits for places gains by what others have of them")
+def test_where_sequences_are_scarce_channels_occupy_those_by_weight(
+    weights: tuple[int, int], largest: int, completions: int, seed: int
+) -> None:
+    """However many blocks their requests hold: there is room for a hundred in each place. Those of one may ask for
+    several completions, no more than are left beside its part.
+    """
+    draw, occupied, order = random.Random(seed), Counter[str](), count()
+    rig = Rig({f"c{number}": Share(float(weight)) for number, weight in enumerate(weights)})
+    rig.open("w", shape(20 * 100, max_num_seqs=20))
+    ends: list[tuple[int, int, m.Grant]] = []
+    for step in range(2_000):
+        for number, name in enumerate(rig.machine.shares):
+            for _ in range(30 - rig.machine.backlog.waiting[name]):
+                blocks, most = (draw.randint(1, largest), completions) if number else (1, 1)
+                rig.announce(name, blocks, n=draw.randint(1, most))
+        for grant in rig.grants:
+            heapq.heappush(ends, (step + draw.randint(1, 20), next(order), grant))
+        rig.grants = []
+        for name in rig.machine.shares:
+            occupied[name] += rig.worker("w").ledger.sequences_of(name)
+        rig.wait(10)
+        while ends and ends[0][0] <= step:
+            rig.finish(heapq.heappop(ends)[2])
+    for number, weight in enumerate(weights):
+        part = occupied[f"c{number}"] / occupied.total()
+        assert part == pytest.approx(weight / sum(weights), rel=0.1, abs=0.03)
 
 
 def test_weights_count_what_is_held_after_the_settle_and_not_what_was_booked() -> None:

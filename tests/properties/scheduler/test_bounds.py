@@ -120,6 +120,42 @@ def test_a_request_of_any_size_starts_within_the_bound_against_a_flood(size: int
             assert timeline.granted_at.get(name, timeline.step) - since <= bound
 
 
+LONGEST_SCARCE = 12
+scarcity = st.tuples(st.integers(1, 6), st.sampled_from([1, 20, 1000]))
+three_weights = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+
+
+@bounded
+@given(places=scarcity, weights=three_weights, large=st.integers(1, 100), every=st.integers(2, 30), seed=st.integers())
+@example(places=(2, 1000), weights=(1, 1, 3), large=50, every=29, seed=1).via("blocks in hand were spent as sequences")
+@example(places=(4, 1000), weights=(1, 1, 1), large=75, every=8, seed=2).via("blocks in hand were spent as sequences")
+def test_who_comes_where_sequences_are_scarce_starts_within_the_bound(
+    places: tuple[int, int], weights: tuple[int, int, int], large: int, every: int, seed: int
+) -> None:
+    """`a` and `c` have had work for long, small requests and now and then one of `large` hundredths of the cache."""
+    draw, (sequences, blocks_each) = random.Random(seed), places
+    capacity = sequences * blocks_each
+    shares = {name: Share(float(weight)) for name, weight in zip("acb", weights, strict=True)}
+    timeline = Timeline(shares, [capacity], engines=[("m", sequences)])
+
+    def small(name: str) -> Call:
+        return Call(timeline.step, name, 1, draw.randint(8, LONGEST_SCARCE))
+
+    def missing(names: str) -> list[Call]:
+        return [small(name) for name in names for _ in range(8 - timeline.waiting[name])]
+
+    for _ in range(draw.randint(50, 400)):
+        blocks = max(capacity * large // 100, 1)
+        calls = missing("ac")
+        timeline.advance([call if draw.randrange(every) else call._replace(blocks=blocks) for call in calls])
+    came, first = timeline.step, f"b-{len(timeline.calls)}"
+    others = sum(1 + weight / min(weights) for weight in weights[:2])
+    bound = LONGEST_SCARCE * (sum(weights) / weights[2] + 2 * 3 + others)
+    while first not in timeline.granted_at:
+        timeline.advance([*missing("b"), *missing("ac")])
+        assert timeline.step - came <= bound
+
+
 @bounded
 @given(sequences=st.booleans(), seed=st.integers(0, 2**32), steps=st.integers(2, 20))
 def test_who_passes_does_not_delay_the_booked_start(sequences: bool, seed: int, steps: int) -> None:
@@ -193,6 +229,26 @@ def test_short_requests_pass_one_that_waits_for_long_ones_however_many_run(
     ]
     assert max(waits) <= 15, "a start is booked a little early at most; the head has waited for three times as long"
     assert timeline.step - since >= 35
+
+
+def test_a_start_is_booked_beside_the_sequences_that_a_guarantee_keeps() -> None:
+    """It used them lately: the end of one request brings the head's, but not these."""
+    shares = {"a": Share(), "quick": Share(), "kept": Share(1.0, 0.3)}
+    timeline = Timeline(shares, [1_000], engines=[("m", 10)])
+    timeline.advance([Call(0, "quick", 1, 1), Call(0, "a", 1, 30), Call(0, "kept", 1, 30, completions=3)])
+    while timeline.busy:
+        timeline.advance()
+    timeline.advance([Call(timeline.step, "a", 1, 30)])
+    for _ in range(10):
+        timeline.advance()
+    timeline.advance([Call(timeline.step, "a", 1, 30, completions=6)])
+    timeline.advance([Call(timeline.step, "a", 1, 30, completions=4)])
+    for _ in range(3):
+        timeline.advance([Call(timeline.step, "quick", 1, 1)])
+    while len(timeline.ended_at) < 7:
+        timeline.advance()
+    timeline.advance([Call(timeline.step, "quick", 1, 1)])
+    assert timeline.waiting == {"a": 1, "quick": 0, "kept": 0}
 
 
 def test_where_ends_bring_too_little_a_start_is_booked_by_the_longest_usual_time() -> None:

@@ -18,9 +18,9 @@ from tests.support.scheduling import SECOND_NS, Rig, announced, shape
 class Book:
     """One channel that has work, one worker, and what is held there."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: m.EngineShape | None = None) -> None:
         rig = Rig({"a": Share()})
-        rig.open("w", shape())
+        rig.open("w", engine or shape())
         self.worker = rig.worker("w")
         self.channel = Channel("a", Share(), 1)
         entry = Entry("waits")
@@ -53,6 +53,48 @@ def test_what_was_paid_too_much_comes_back_at_the_end() -> None:
     book.holds.granted(book.worker, "q", book.account, 10, 0, SECOND_NS)
     book.holds.ended(book.worker, "q", m.ReleaseCause.COMPLETED, SECOND_NS)
     assert book.paid() == SECOND_NS + 10 * LEAST_HOLD_NS, "no grant is free"
+
+
+def test_sequences_are_paid_for_where_they_are_the_larger_part_of_the_worker() -> None:
+    book = Book(shape(100, max_num_seqs=10))
+    book.holds.granted(book.worker, "r", book.account, 10, 0, 0, sequences=4)
+    assert book.paid() == 40 * LEAST_HOLD_NS, "four of ten sequences are as much as forty of a hundred blocks"
+    book.holds.changed(book.worker, "r", 35, SECOND_NS)
+    assert book.paid() == 40 * SECOND_NS
+    book.holds.changed(book.worker, "r", 60, 2 * SECOND_NS)
+    assert book.paid() == 80 * SECOND_NS
+    book.holds.ended(book.worker, "r", m.ReleaseCause.COMPLETED, 3 * SECOND_NS)
+    assert book.paid() == (80 + 60) * SECOND_NS, "it has grown beyond that"
+
+
+def test_a_head_that_saves_or_waits_to_has_paid_for_its_sequences() -> None:
+    rig = Rig({"a": Share(), "b": Share()})
+    rig.open("w", shape(100, max_num_seqs=10))
+    rig.announce("a", 1)
+    rig.wait(1_000)
+    rig.finish(rig.grants[0])
+    rig.announce("a", 1, n=8)
+    rig.announce("a", 1, n=5)
+    rig.announce("b", 1, n=6)
+    arbiter = rig.machine._arbiter
+    saving = arbiter.saving_on(rig.worker("w"))
+    assert saving is not None
+    assert saving.paid_block_ns == 50 * SECOND_NS
+    assert [deposit.paid_block_ns for deposit in arbiter._deposits] == [60 * SECOND_NS]
+
+
+def test_before_it_is_known_on_which_worker_a_request_costs_the_least_that_it_may() -> None:
+    rig = Rig({"a": Share()})
+    for name, capacity, sequences in (("few", 1_000, 10), ("many", 2_000, 100), ("some", 500, 10)):
+        rig.open(name, shape(capacity, max_num_seqs=sequences))
+    group = rig.worker("few").group
+    assert (group.charged_blocks(1, 2), group.charged_blocks(50, 2)) == (40, 50)
+    assert [rig.worker(name).charged_blocks(1, 2) for name in ("few", "many", "some")] == [200, 40, 100]
+    assert rig.worker("few").charged_blocks(1, 11) == 1_000, "it takes no more than all"
+    rig.tell(m.WorkerClosed(rig.worker("many").epoch))
+    rig.wait(60_000)
+    rig.tell(m.Tick())
+    assert group.charged_blocks(1, 2) == 100
 
 
 def test_a_grant_that_came_back_unclaimed_costs_nothing_and_tells_nothing() -> None:

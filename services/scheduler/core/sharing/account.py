@@ -1,6 +1,6 @@
 """What a channel may still take of one pool of workers before the others have had their turn.
 
-It is counted in **block-nanoseconds**: blocks held, times how long.
+It is counted in **block-nanoseconds**: blocks that are charged for, times how long.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from services.scheduler.core.sharing.savings import Savings
 
 
 class Claims:
-    """Gives rounds. Counts blocks held and saved for as when first asked for in a pass."""
+    """Gives rounds. Counts what is held and saved for, as it is charged, as when first asked for in a pass."""
 
     def __init__(self, longest: Longest, savings: Savings, deposits: Deposits) -> None:
         """Count what these say."""
@@ -96,11 +96,13 @@ class Claims:
         return apart
 
     def _claimed_blocks(self, group: Group) -> int:
-        """Return what is held and saved for on all workers of a group."""
+        """Return what is held and saved for on all workers of a group, by what is charged for that."""
         claimed = self._blocks.get(group)
         if claimed is None:
-            workers = group.workers.values()
-            savings = [saving for worker in workers if (saving := self._savings.on(worker)) is not None]
-            claimed = sum(worker.ledger.held_blocks for worker in workers) + sum(saving.blocks for saving in savings)
+            claimed = 0
+            for worker in group.workers.values():
+                claimed += worker.charged_blocks(worker.ledger.held_blocks, worker.ledger.sequences)
+                if (saving := self._savings.on(worker)) is not None:
+                    claimed += saving.charged_blocks
             self._blocks[group] = claimed
         return claimed

@@ -75,7 +75,7 @@ class Heads:
         if bid.placement is None and bid.saving is None and channel.share.guaranteed_share:
             placement = self._place_guaranteed_behind(account)
             if placement is not None:
-                cost_block_ns = self._holds.cost_block_ns(account, placement.blocks)
+                cost_block_ns = self._cost_block_ns(account, placement.entry, placement.worker, placement.blocks)
                 return Bid(account, cost_block_ns=cost_block_ns, placement=placement)
         return bid
 
@@ -213,7 +213,7 @@ class Heads:
         groups = self._fleet.serving(line.model)
         if self._deposits.another_waits(account, head, groups):
             return None
-        cost_block_ns = self._holds.cost_block_ns(account, blocks)
+        cost_block_ns = self._cost_block_ns(account, head, worker, blocks)
         if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
             return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
@@ -309,7 +309,7 @@ class Heads:
             if self._savings.of(entry) is not None:
                 continue
             worker, blocks = self._places.to_save(channel, account.pool, entry, self._now_ns, kept)
-            if worker is None or self._holds.cost_block_ns(account, blocks) > account.deficit_block_ns:
+            if worker is None or self._cost_block_ns(account, entry, worker, blocks) > account.deficit_block_ns:
                 return None
             return self._unless_in_vain(self._bid_to_save(account, line, entry, worker, blocks))
         return None
@@ -336,8 +336,21 @@ class Heads:
             return Bid(account, placement=placement)
         if (deposit := self._paid_for(account, placement.entry)) is not None:
             return Bid(account, placement=placement, since_block_ns=deposit.since_block_ns)
-        cost_block_ns = self._holds.cost_block_ns(account, placement.blocks)
+        cost_block_ns = self._cost_block_ns(account, placement.entry, placement.worker, placement.blocks)
         return Bid(account, cost_block_ns=cost_block_ns, placement=placement)
+
+    def _cost_block_ns(self, account: Account, entry: Entry, worker: Worker | None, blocks: int) -> int:
+        """Return what the entry is expected to cost on a worker where it books `blocks`.
+
+        While others save on all of them, so that there is no worker yet, it is what it may be at the least. What is
+        paid too little is owed when that is known; what is paid too much comes back as turns in hand.
+        """
+        completions = entry.announced.completions
+        if worker is not None:
+            return self._holds.cost_block_ns(account, worker.charged_blocks(blocks, completions))
+        groups = (group for group, _, _ in self._bookings.of(entry, account.pool))
+        least_blocks = min(group.charged_blocks(blocks, completions) for group in groups)
+        return self._holds.cost_block_ns(account, least_blocks)
 
     def _bid_to_save(self, account: Account, line: Line, head: Entry, worker: Worker, blocks: int) -> Bid:
         """Return a bid to save on the worker, for nothing if the head was paid for."""
@@ -345,7 +358,7 @@ class Heads:
         if (deposit := self._paid_for(account, head)) is not None:
             saving = Saving(head, account, line, worker, blocks, peak_blocks, deposit.paid_block_ns)
             return Bid(account, saving=saving, since_block_ns=deposit.since_block_ns)
-        cost_block_ns = self._holds.cost_block_ns(account, blocks)
+        cost_block_ns = self._cost_block_ns(account, head, worker, blocks)
         saving = Saving(head, account, line, worker, blocks, peak_blocks, cost_block_ns)
         return Bid(account, cost_block_ns=cost_block_ns, saving=saving)
 

@@ -2,7 +2,8 @@
 
 At the grant a channel is charged an estimate: the blocks booked, for as long as its
 requests usually hold theirs. Each ACK corrects it to what has been used so far plus what
-is held now for the time that is still expected, and the end to what was used. So
+is held now for the time that is still expected, and the end to what was used. Blocks are
+those that the worker charges for (`Worker.charged_blocks`), which counts sequences too. So
 over time a channel pays for exactly what it occupied, whatever it booked and however
 wrong the estimate was; in between it is off by no more than its running requests are.
 """
@@ -25,14 +26,20 @@ LEAST_HOLD_NS: Final = 1_000_000
 class Hold:
     """One reservation that is charged for: what it holds since when, what it used before, and what was paid for it."""
 
-    __slots__ = ("account", "blocks", "granted_ns", "paid_block_ns", "ran", "sequences", "since_ns", "used_block_ns")
+    __slots__ = (
+        "account", "blocks", "charged_blocks", "granted_ns", "paid_block_ns", "ran", "sequences", "since_ns",
+        "used_block_ns",
+    )  # fmt: skip
 
-    def __init__(self, account: Account, blocks: int, sequences: int, prepaid_block_ns: int, now_ns: int) -> None:
+    def __init__(
+        self, worker: Worker, account: Account, blocks: int, sequences: int, prepaid_block_ns: int, now_ns: int
+    ) -> None:
         """Begin a hold of `blocks` and `sequences`, for which nothing but the prepaid is charged yet."""
         self.account = account
         self.granted_ns = now_ns
         self.blocks = blocks
         self.sequences = sequences
+        self.charged_blocks = worker.charged_blocks(blocks, sequences)
         self.since_ns = now_ns
         self.used_block_ns = 0
         self.paid_block_ns = prepaid_block_ns
@@ -41,7 +48,7 @@ class Hold:
 
     def use(self, now_ns: int) -> None:
         """Count what has been held since the last change."""
-        self.used_block_ns += self.blocks * (now_ns - self.since_ns)
+        self.used_block_ns += self.charged_blocks * (now_ns - self.since_ns)
         self.since_ns = now_ns
 
     def correct(self, charge_block_ns: int) -> None:
@@ -83,9 +90,9 @@ class Holds:
         """Whether any request has ended yet, so that ends can be expected."""
         return self._anywhere.known
 
-    def cost_block_ns(self, account: Account, blocks: int) -> int:
-        """Return what a grant of so many blocks is expected to occupy."""
-        return blocks * max(self.usual_of_ns(account), LEAST_HOLD_NS)
+    def cost_block_ns(self, account: Account, charged_blocks: int) -> int:
+        """Return what a grant that is charged for so many blocks is expected to occupy."""
+        return charged_blocks * max(self.usual_of_ns(account), LEAST_HOLD_NS)
 
     def granted(
         self,
@@ -98,11 +105,11 @@ class Holds:
         sequences: int = 1,
     ) -> None:
         """Begin a hold and charge it; `prepaid_block_ns` were paid already."""
-        hold = Hold(account, blocks, sequences, prepaid_block_ns, now_ns)
+        hold = Hold(worker, account, blocks, sequences, prepaid_block_ns, now_ns)
         self._by_epoch.setdefault(worker.epoch, {})[request_id] = hold
         self._add(worker.epoch, account, blocks, sequences)
         account.running += 1
-        account.last_charge_block_ns = self.cost_block_ns(account, blocks)
+        account.last_charge_block_ns = self.cost_block_ns(account, hold.charged_blocks)
         hold.correct(account.last_charge_block_ns)
 
     def changed(self, worker: Worker, request_id: str, blocks: int, now_ns: int) -> Channel | None:
@@ -116,8 +123,9 @@ class Holds:
         if blocks != hold.blocks:
             self._add(worker.epoch, hold.account, blocks - hold.blocks, 0)
         hold.blocks = blocks
+        hold.charged_blocks = worker.charged_blocks(blocks, hold.sequences)
         left_ns = max(hold.granted_ns + self.usual_of_ns(hold.account) - now_ns, 0)
-        hold.correct(max(hold.used_block_ns + blocks * left_ns, blocks * LEAST_HOLD_NS))
+        hold.correct(max(hold.used_block_ns + hold.charged_blocks * left_ns, hold.charged_blocks * LEAST_HOLD_NS))
         return hold.account.channel if grew else None
 
     def ended(self, worker: Worker, request_id: str, cause: ReleaseCause, now_ns: int) -> None:
@@ -132,7 +140,7 @@ class Holds:
             hold.correct(0)
             return
         hold.use(now_ns)
-        hold.correct(max(hold.used_block_ns, hold.blocks * LEAST_HOLD_NS))
+        hold.correct(max(hold.used_block_ns, hold.charged_blocks * LEAST_HOLD_NS))
         if not hold.ran and cause is not ReleaseCause.COMPLETED:
             return
         for time in (account.hold_time, self._in_pool.setdefault(account.pool, HoldTime()), self._anywhere):

@@ -54,6 +54,11 @@ class Saving:
     """That of its channel when it began."""
 
     @property
+    def charged_blocks(self) -> int:
+        """What its head will be charged for."""
+        return self.worker.charged_blocks(self.blocks, self.entry.announced.completions)
+
+    @property
     def channel(self) -> Channel:
         """Whose head it is."""
         return self.account.channel
