@@ -277,8 +277,12 @@ class SchedulerReferee:
         return True
 
     def _is_too_small(self, epoch: int, entry: Entry) -> bool:
+        """Return whether the worker could not hold what the entry books, which may be more than it is known to need."""
         worker = self._machine.fleet.get(epoch)
-        return worker is not None and worker.shape.capacity_blocks < needed_blocks(entry.announced, worker.shape)
+        if worker is None:
+            return False
+        booked = self._machine.policy.booking_blocks(entry.announced, worker.shape)
+        return worker.shape.capacity_blocks < max(booked, needed_blocks(entry.announced, worker.shape))
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether the largest workers that serve the entry take no grants, or not even they could hold it."""

@@ -285,7 +285,7 @@ class Arbiter:
 
     def _end_savings(self) -> None:
         """End those whose head is behind others or waits for its ceiling by now, or whose worker is not there."""
-        for saving in self._savings.not_of_the_first(self._heads.in_turn, self._deposits.count):
+        for saving in self._heads.savings_out_of_turn():
             self._cancel(saving)
         for saving in self._heads.capped_savings():
             self._cancel(saving)

@@ -66,9 +66,9 @@ class Deposits:
         """Iterate over a copy of the deposits."""
         return iter(list(self._by_request.values()))
 
-    def count(self, account: Account, line: Line) -> int:
-        """Return how many of the line were paid for from the account."""
-        return sum(deposit.line is line for deposit in self.of_account(account))
+    def in_line(self, account: Account, line: Line) -> list[Entry]:
+        """Return the entries of the line that were paid for from the account."""
+        return [deposit.entry for deposit in self.of_account(account) if deposit.line is line]
 
     def another_waits(self, account: Account, head: Entry, groups: Iterable[Group]) -> bool:
         """Return whether another head than this one was paid for and waits for workers of the `groups`."""

@@ -232,6 +232,24 @@ class Heads:
             return NONE_KEPT
         return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(head)})
 
+    def savings_out_of_turn(self) -> list[Saving]:
+        """Return savings that are to end, as others are first in their lines by now.
+
+        Of a line with so many savings, and so many that have paid to wait, the first so many have them: who comes
+        before them takes the last one's place. Where an older one waits it would be passed without a booked start.
+        """
+        found: list[Saving] = []
+        for (line, account), savings in self._savings.by_line().items():
+            waiting = len(self._deposits.in_line(account, line))
+            present = account.channel.lines.get(line.model) is line
+            first = self.in_turn(account, line, len(savings) + waiting) if present else []
+            found += [
+                saving
+                for saving in savings
+                if saving.entry not in first or self._kept_for_paid(account, saving).has(saving.worker)
+            ]
+        return found
+
     def capped_savings(self) -> list[Saving]:
         """Return savings where an older head waits for its channel's ceiling: it would for ever, if they started."""
         found: list[Saving] = []
@@ -271,7 +289,7 @@ class Heads:
             return None
         older = self._older(account, [saving.entry for saving in savings] + [deposit.entry for deposit in deposits])
         for saving in savings:
-            kept = older.of(saving.entry).kept
+            kept = older.of(saving.entry).kept.with_those(self._kept_for_paid(account, saving))
             placement = self._places.find(channel, pool, saving.entry, self._now_ns, kept)
             if placement is not None:
                 return self._bid_to_place(account, placement)
@@ -291,6 +309,14 @@ class Heads:
             if worker is not None:
                 return self._bid_to_save(account, deposit.line, deposit.entry, worker, blocks)
         return None
+
+    def _kept_for_paid(self, account: Account, saving: Saving) -> Kept:
+        """Return the workers that could hold an older one of a saving's line that has paid to wait."""
+        kept = NONE_KEPT
+        for entry in self._deposits.in_line(account, saving.line):
+            if order(entry) < order(saving.entry):
+                kept = kept.with_those(self._could_hold(account, entry))
+        return kept
 
     def _look_behind(self, account: Account, line: Line, head: Entry) -> Bid | None:
         """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.

@@ -15,7 +15,7 @@ until then, and for what runs there then. While no hold time is known nobody pas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.core.backlog import Entry
@@ -88,22 +88,11 @@ class Savings:
         """Return the number of savings."""
         return len(self._by_epoch)
 
-    def not_of_the_first(
-        self, first_of: Callable[[Account, Line, int], list[Entry]], paid_in: Callable[[Account, Line], int]
-    ) -> list[Saving]:
-        """Return those whose entries are not, or no longer, the `first_of` their lines.
-
-        Of a line with so many savings, and `paid_in` it beside them, the first so many have them: who comes before them
-        takes the last one's place.
-        """
-        by_line: dict[tuple[Line, Account], list[Saving]] = {}
+    def by_line(self) -> dict[tuple[Line, Account], list[Saving]]:
+        """Return the savings of each line, by the account that has paid for them."""
+        found: dict[tuple[Line, Account], list[Saving]] = {}
         for saving in self._by_epoch.values():
-            by_line.setdefault((saving.line, saving.account), []).append(saving)
-        found: list[Saving] = []
-        for (line, account), savings in by_line.items():
-            present = account.channel.lines.get(line.model) is line
-            first = first_of(account, line, len(savings) + paid_in(account, line)) if present else []
-            found += [saving for saving in savings if saving.entry not in first]
+            found.setdefault((saving.line, saving.account), []).append(saving)
         return found
 
     def on(self, worker: Worker) -> Saving | None:
