@@ -331,8 +331,8 @@ class Client:
         """
         request = pb.DeleteRequest()
         _choose(request, request_ids, batch)
-        if batch is not None:
-            request.up_to = (await self.stats()).cursor
+        if batch is not None and (cursor := (await self.stats()).cursor):  # an older queue tells none
+            request.up_to = cursor
         return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
 
     async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
@@ -352,7 +352,9 @@ class Client:
         """Put dead letters back to the front of their lines: the named ones, or all of now. Raises InvalidRequest."""
         request = pb.RequeueDeadRequest()
         if all_dead:
-            request.all, request.up_to = True, (await self.stats()).cursor
+            request.all = True
+            if cursor := (await self.stats()).cursor:
+                request.up_to = cursor
         else:
             request.request_ids.ids.extend(checked_names("request_ids", request_ids))
         response = await self._queue.call(lambda: self._stub.RequeueDead(request))

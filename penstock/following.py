@@ -151,7 +151,7 @@ class Inbox:
         """
         taken: list[str] = []
         room_bytes = MAX_INBOX_BYTES - self._result_bytes
-        while self._put_off and (not taken or self._put_off[0][1] <= room_bytes):
+        while self._put_off and (self._put_off[0][1] <= room_bytes or (not taken and room_bytes >= 0)):
             request_id, size_bytes = self._put_off.popleft()
             taken.append(request_id)
             room_bytes -= size_bytes

@@ -96,6 +96,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         self.dead: list[pb.DeadLetter] = []
         self.cancelled_batches: list[str] = []
         self.deleted: list[str] = []
+        self.cursor = 0
+        self.up_to: list[int | None] = []
+        """Of every delete and requeue, None if it has none."""
         self.changed = asyncio.Condition()
 
     @property
@@ -312,6 +315,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
 
     async def Delete(self, request: pb.DeleteRequest, context: Any) -> pb.DeleteResponse:
         self.deleted += request.request_ids.ids
+        self.up_to.append(request.up_to if request.HasField("up_to") else None)
         return pb.DeleteResponse(deleted=len(request.request_ids.ids))
 
     async def Identify(self, request: pb.IdentifyRequest, context: Any) -> pb.IdentifyResponse:
@@ -320,7 +324,9 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
         await self._maybe_unavailable(context)
         batch = pb.ChannelStats(channel="batch", ready=3, ended_by_outcome=[0, 7, 0, 2])
-        return pb.StatsResponse(store_id=self.store_id, channels=[batch], dead=1, batch_channel=self.batch_channel)
+        told = pb.StatsResponse(store_id=self.store_id, channels=[batch], dead=1, cursor=self.cursor)
+        told.batch_channel = self.batch_channel
+        return told
 
     async def ListDead(self, request: pb.ListDeadRequest, context: Any) -> pb.ListDeadResponse:
         start = int(request.page_token or 0)
@@ -331,6 +337,7 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
     async def RequeueDead(self, request: pb.RequeueDeadRequest, context: Any) -> pb.RequeueDeadResponse:
         known = {letter.request_id for letter in self.dead}
         ids = list(request.request_ids.ids)
+        self.up_to.append(request.up_to if request.HasField("up_to") else None)
         requeued = len(known) if request.all else sum(i in known for i in ids)
         return pb.RequeueDeadResponse(requeued=requeued, not_dead=[i for i in ids if i not in known])
 

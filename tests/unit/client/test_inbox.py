@@ -65,6 +65,20 @@ async def test_of_several_no_more_results_are_held_than_fit(monkeypatch: pytest.
     assert inbox.take_put_off() == []
 
 
+async def test_what_was_put_off_is_not_asked_for_while_it_would_be_put_off_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
+    monkeypatch.setattr(following, "TAKEN_BYTES", 500)
+    inbox = following.Inbox(["a", "b", "c", "d"], False, large_bytes=10_000)
+    for name, size in (("a", 600), ("b", 3000), ("c", 600)):
+        inbox.put(ended_with(name, 10), size)
+    assert [event.result.result.request_id for event in await inbox.take()] == ["a"]
+    assert inbox.take_put_off() == [], "b is still held"
+    assert [event.result.result.request_id for event in await inbox.take()] == ["b"]
+    assert inbox.take_put_off() == ["c"]
+
+
 async def test_large_results_of_some_do_not_silence_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MAX_INBOX_BYTES", 1000)
     inbox = following.Inbox(["a", "b"], True)
