@@ -106,6 +106,8 @@ class BatchRun:
         self._submitted_lines = array("q")
         self._lines_of: dict[str, array[int]] = {}
         """Those of them that name a model, by it."""
+        self._answered_of: dict[str, int] = {}
+        """How many of the first of these are known to have their answers."""
         self._started_ns = time.time_ns()
         self._finished = asyncio.Event()
         self._watched = 0
@@ -157,9 +159,12 @@ class BatchRun:
         """Return the models not among `served` that lines without an answer wait for, with the first line of each."""
         found = {}
         for model in self._lines_of.keys() - served:
-            line = next((line for line in self._lines_of[model] if not self._journal.is_answered(line)), None)
-            if line is not None:
-                found[model] = line
+            lines, at = self._lines_of[model], self._answered_of.get(model, 0)
+            while at < len(lines) and self._journal.is_answered(lines[at]):
+                at += 1
+            self._answered_of[model] = at
+            if at < len(lines):
+                found[model] = lines[at]
         return found
 
     async def _catch_up(self) -> int:

@@ -185,6 +185,35 @@ async def test_which_models_lines_wait_for_is_known_while_they_have_no_answer(tm
     assert bench.batch.unserved(()) == {}
 
 
+async def test_who_asks_again_what_lines_wait_for_does_not_pay_for_those_that_have_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, [completion(f"line-{line}", str(line), model="x") for line in range(100)])
+    bench.queue.paused = True
+    run = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 100)
+    for request in bench.queue.requests[:98]:
+        await bench.queue.finish(request)
+    async with asyncio.timeout(20):
+        while bench.observer.answered < 98:
+            await asyncio.sleep(0)
+    assert bench.batch.unserved(()) == {"x": 99}
+    looked_at, is_answered = list[int](), Journal.is_answered
+
+    def looking(journal: Journal, line: int) -> bool:
+        looked_at.append(line)
+        return is_answered(journal, line)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "is_answered", looking)
+        assert bench.batch.unserved(()) == {"x": 99}
+    assert looked_at == [99]
+    await bench.queue.finish_all()
+    await run
+    assert bench.batch.unserved(()) == {}
+
+
 async def test_a_file_of_wrong_lines_ends(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [b"1\n", b"2\n"])
     assert (await bench.run()).bad_lines == 2
