@@ -114,6 +114,11 @@ class BatchRun:
         """Cursor of the last result that came."""
         self._failed: dict[int, str] = {}
         """By line, the last request that the queue had of it when the run began, where that one failed."""
+        self._errors: dict[int, bytes | None] = {}
+        """By line with an error of this run, what the tally has of it: what counts of a result, None if it is wrong.
+
+        Of a result the bytes: there may be as many as lines, and a message takes ten times the room.
+        """
         self.tally = Tally(answered_earlier=journal.answered)
         self.late = 0
         """Once every line has its answer, how many requests have not ended whose lines have errors."""
@@ -133,7 +138,6 @@ class BatchRun:
             await self._ask()
             if self._journal.errors:
                 under_way = await self._ended(self._watched, self._answered)
-            self.tally.failed_earlier = min(self.tally.failed_earlier, self._journal.errors)  # some are none any more
         self.late = under_way if self._journal.errors else 0
 
     async def _ask(self) -> None:
@@ -359,14 +363,33 @@ class BatchRun:
             if not self._journal.is_answered(line):
                 self._wrong(error)
             return
-        if not 0 < result.timings.completed_unix_ns < self._started_ns:
-            self.tally.add(result)
-            if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:
-                self.tally.granted_here += 1
-        elif not self._journal.is_answered(line):
+        if self._journal.is_answered(line):
+            self._take_back(line)
+        failed = result.outcome != pb.OUTCOME_COMPLETED
+        if 0 < result.timings.completed_unix_ns < self._started_ns:
             self.tally.answered_earlier += 1
-            self.tally.failed_earlier += result.outcome != pb.OUTCOME_COMPLETED
+            self.tally.failed_earlier += failed
+        else:
+            self._count(result, 1)
+            if failed:
+                counts = pb.Result(outcome=result.outcome, usage=result.usage, timings=result.timings)
+                self._errors[line] = counts.SerializeToString()
         self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
+
+    def _count(self, result: pb.Result, times: int) -> None:
+        self.tally.add(result, times)
+        if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:
+            self.tally.granted_here += times
+
+    def _take_back(self, line: int) -> None:
+        """Take off the tally what it has of a line whose answer is an error that is being replaced."""
+        if line not in self._errors:
+            self.tally.answered_earlier -= 1
+            self.tally.failed_earlier -= 1
+        elif (counts := self._errors.pop(line)) is not None:
+            self._count(pb.Result.FromString(counts), -1)
+        else:
+            self.tally.bad_lines -= 1
 
     def _refused(self, line: int, ack: Submitted) -> None:
         """Answer a line that the queue refused; what is wrong with every line ends the run."""
@@ -381,6 +404,7 @@ class BatchRun:
 
     def _wrong(self, error: LineError) -> None:
         self.tally.bad_lines += 1
+        self._errors[error.line] = None
         name = f"{self._plan.batch}-{error.line}"
         out = error_line(name, error.custom_id, error.line, error.code, str(error), error.param)
         self._note(error.line, 0, out)

@@ -155,13 +155,13 @@ class Tally:
     """Requests that were both submitted and given to a worker in this run, so that each had a grant in it."""
     outcomes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, result: pb.Result) -> None:
-        """Count one result."""
-        self.requests += 1
-        self.prompt_tokens += result.usage.prompt_tokens
-        self.cached_tokens += result.usage.cached_tokens
-        self.completion_tokens += result.usage.completion_tokens
-        self.outcomes[pb.Outcome.Name(result.outcome).removeprefix("OUTCOME_").lower()] += 1
+    def add(self, result: pb.Result, times: int = 1) -> None:
+        """Count one result; with -1 for `times` take back one that was counted."""
+        self.requests += times
+        self.prompt_tokens += times * result.usage.prompt_tokens
+        self.cached_tokens += times * result.usage.cached_tokens
+        self.completion_tokens += times * result.usage.completion_tokens
+        self.outcomes += Counter({pb.Outcome.Name(result.outcome).removeprefix("OUTCOME_").lower(): times})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.batch.summary import Tally
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import completed
@@ -129,30 +131,46 @@ async def test_a_line_that_could_not_even_be_sent_again_is_known_by_the_request_
     assert bench.queue.requests[-1].idempotency_key.endswith(":2:r-1")
 
 
+async def begun(bench: Bench) -> tuple[asyncio.Task[Tally], request_pb2.Request, request_pb2.Request]:
+    """Return a run whose two lines have been submitted, the first of which is to fail, and their requests."""
+    bench.queue.answer = refusing("x")
+    bench.queue.paused = True
+    run = asyncio.create_task(bench.run())
+    async with bench.queue.changed:
+        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 2)
+    first, second = bench.queue.requests
+    return run, first, second
+
+
+async def answered(bench: Bench, lines: int) -> None:
+    async with asyncio.timeout(20):
+        while bench.observer.answered < lines:
+            await asyncio.sleep(0)
+
+
+async def begun_again(bench: Bench, run: asyncio.Task[Tally], **how: Any) -> asyncio.Task[Tally]:
+    """Return the run that goes on with one that is interrupted, once it watches."""
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    watches = len(bench.queue.watches)
+    run = asyncio.create_task(bench.run(**how))
+    async with asyncio.timeout(20):
+        while len(bench.queue.watches) < watches + 2:  # what there is by now, and what comes
+            await asyncio.sleep(0)
+    return run
+
+
 @pytest.mark.parametrize("begun_earlier", [False, True])
 async def test_an_answer_that_comes_late_in_the_place_of_an_error_is_taken_by_a_run_of_other_lines(
     tmp_path: Path, begun_earlier: bool
 ) -> None:
     """Of a dead letter that somebody requeued, say, or of a retry that was interrupted."""
     bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
-    bench.queue.answer = refusing("x")
-    bench.queue.paused = True
-    run = asyncio.create_task(bench.run())
-    async with bench.queue.changed:
-        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 2)
-    late, other = bench.queue.requests
+    run, late, other = await begun(bench)
     await bench.queue.finish(late)
-    async with asyncio.timeout(20):
-        while bench.observer.answered < 1:
-            await asyncio.sleep(0)
+    await answered(bench, 1)
     if begun_earlier:
-        run.cancel()
-        await asyncio.gather(run, return_exceptions=True)
-        watches = len(bench.queue.watches)
-        run = asyncio.create_task(bench.run())
-        async with asyncio.timeout(20):
-            while len(bench.queue.watches) < watches + 2:  # what there is by now, and what comes
-                await asyncio.sleep(0)
+        run = await begun_again(bench, run)
     bench.queue.answer = completed
     await bench.queue.finish(late)
     await bench.queue.finish(other)
@@ -163,12 +181,7 @@ async def test_an_answer_that_comes_late_in_the_place_of_an_error_is_taken_by_a_
 
 async def test_a_run_that_ends_with_errors_tells_how_many_requests_may_still_answer_them(tmp_path: Path) -> None:
     bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
-    bench.queue.answer = refusing("x")
-    bench.queue.paused = True
-    run = asyncio.create_task(bench.run())
-    async with bench.queue.changed:
-        await bench.queue.changed.wait_for(lambda: len(bench.queue.requests) == 2)
-    late, other = bench.queue.requests
+    run, late, other = await begun(bench)
     await bench.queue.finish(late)
     again = request_pb2.Request()
     again.CopyFrom(late)
@@ -177,3 +190,71 @@ async def test_a_run_that_ends_with_errors_tells_how_many_requests_may_still_ans
     await bench.queue.finish(other)
     await run
     assert (codes(bench), bench.batch.late) == (["context_length_exceeded", None], 1)
+
+
+def counted(tally: Tally) -> tuple[int, dict[str, int], int, int]:
+    """Return what the summary says of how many lines."""
+    assert tally.requests == tally.outcomes.total()
+    return tally.requests, dict(tally.outcomes), tally.bad_lines, tally.answered_earlier
+
+
+@pytest.mark.parametrize("begun_earlier", [False, True])
+@pytest.mark.parametrize("again", [refusing("x"), completed])
+async def test_a_line_that_is_answered_again_is_counted_once_and_as_its_last_answer_says(
+    tmp_path: Path, begun_earlier: bool, again: Any
+) -> None:
+    bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
+    run, late, other = await begun(bench)
+
+    def granted(request: request_pb2.Request) -> request_pb2.Result:
+        result: request_pb2.Result = answer(request)
+        result.usage.prompt_tokens, result.usage.cached_tokens, result.usage.completion_tokens = 5, 3, 2
+        result.timings.submitted_unix_ns, result.timings.delivered_unix_ns = time.time_ns() + 10**12, 1
+        return result
+
+    answer, bench.queue.answer = refusing("x"), granted
+    await bench.queue.finish(late)
+    await answered(bench, 1)
+    if begun_earlier:
+        run = await begun_again(bench, run)
+    answer = again
+    await bench.queue.finish(late)
+    answer = refusing("y")
+    await bench.queue.finish(other)
+    tally = await run
+    outcomes = {"completed": 1, "rejected": 1} if again is completed else {"rejected": 2}
+    assert counted(tally) == (2, outcomes, 0, 0)
+    assert (tally.failed_earlier, tally.granted_here) == (0, 2)
+    assert (tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (10, 6, 4)
+
+
+async def test_a_wrong_line_is_none_any_more_once_a_request_that_it_had_earlier_is_answered(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [completion("a", "x", model="other"), completion("b", "y")])
+    run, late, other = await begun(bench)
+    run = await begun_again(bench, run, served={"tiny"})
+    await answered(bench, 1)
+    assert bench.batch.tally.bad_lines == 1
+    bench.queue.answer = completed
+    await bench.queue.finish(late)
+    await bench.queue.finish(other)
+    assert (counted(await run), codes(bench)) == ((2, {"completed": 2}, 0, 0), [None, None])
+
+
+async def test_a_line_is_counted_once_too_where_what_comes_last_ended_before_the_run(tmp_path: Path) -> None:
+    """By the clock, that is, which may have been set back meanwhile."""
+    bench = Bench(tmp_path, [completion("a", "x"), completion("b", "y")])
+    run, late, other = await begun(bench)
+
+    def earlier(request: request_pb2.Request) -> request_pb2.Result:
+        result: request_pb2.Result = refusing("x")(request)
+        result.timings.completed_unix_ns = 1
+        return result
+
+    await bench.queue.finish(late)
+    await answered(bench, 1)
+    assert counted(bench.batch.tally) == (1, {"rejected": 1}, 0, 0)
+    bench.queue.answer = earlier
+    for request in (late, late, other):
+        await bench.queue.finish(request)
+    tally = await run
+    assert (counted(tally), tally.failed_earlier) == ((0, {}, 0, 2), 1)
