@@ -110,7 +110,7 @@ class Abandoned:
         if DRAWN.fullmatch(names[0]):
             key = queue_pb2.IdempotencyKey(key=names[0])
             try:
-                names = [(await self._client.wire_get(queue_pb2.GetRequest(idempotency_key=key))).request_id]
+                names = [await self._id_of(queue_pb2.GetRequest(idempotency_key=key))]
             except NotFound:
                 return 0  # it never came to the queue
         if group is None:
@@ -118,6 +118,16 @@ class Abandoned:
             return len(names) - len(done.not_cancelled)
         done = await self._client.cancel(batch=group.batch)
         return min(done.cancelled + done.aborting, 1)
+
+    async def _id_of(self, request: queue_pb2.GetRequest) -> str:
+        """Return the id of what `request` names by its key; raises NotFound if there is none, stored or under way."""
+        try:
+            return (await self._client.wire_get(request)).request_id
+        except NotFound:
+            # A submit may still wait there to be stored. Counts are answered behind the commit under way, and in the
+            # next one, with what waited before they were asked for.
+            await self._client.stats()
+            return (await self._client.wire_get(request)).request_id
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):

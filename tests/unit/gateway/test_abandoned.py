@@ -163,6 +163,26 @@ async def test_what_cannot_be_submitted_pushes_out_nothing_else(
     assert told == [f"{keys[2]} goes on without its client"]
 
 
+async def test_what_waits_at_the_queue_to_be_stored_is_cancelled_too() -> None:
+    """It is not found as yet, though it came; counts are answered behind it."""
+
+    class Late(Told):
+        late = ""
+
+        async def Stats(self, request: Any, context: Any) -> Any:
+            self.by_key[self.late] = IDS[0]
+            return await super().Stats(request, context)
+
+    queue, metrics = Late(), GatewayMetrics(CollectorRegistry())
+    queue.late = drawn_key()
+    async with serving(queue) as address, Client(address, retry_for_s=0.1) as client:
+        abandoned = Abandoned(client, metrics)
+        abandoned.add(queue.late)
+        await abandoned.settle()
+    assert queue.calls == [("", IDS[:1])]
+    assert cancels(metrics) == 1
+
+
 class Deaf(Told):
     """Stores what is submitted, and is gone before it says so."""
 
