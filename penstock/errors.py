@@ -14,6 +14,9 @@ E = TypeVar("E", bound=Exception)
 class PenstockError(Exception):
     """Base of everything the client raises on purpose."""
 
+    is_undone = False
+    """Whether it is certain, and not merely unknown, that nothing came of what was asked for; only `submit` tells."""
+
 
 class InvalidRequest(PenstockError):  # noqa: N818 - the name says what is wrong
     """The request can never be accepted as it is; `param` names the field, `code` the problem."""
@@ -168,6 +171,9 @@ def _failure(code: grpc.StatusCode, details: str, address: str) -> ServiceError:
     return ServiceError(f"{address} answered {code.name}: {details}")
 
 
+_NOT_SENT = ("failed to connect", "errors resolving", "DNS resolution failed")
+"""How gRPC begins about a call for which it had no connection."""
+
 _NO_CONNECTION = {
     "http1.x server": ("speaks HTTP/1.1, not gRPC", "is it the gateway's port?"),
     "Socket closed": (
@@ -188,6 +194,14 @@ _NO_CONNECTION = {
 }
 """What gRPC says last of a connection that somebody is there to refuse, or whom this side refuses: what that means, and
 what to look at."""
+
+
+def is_refusal(error: grpc.aio.AioRpcError) -> bool:
+    """Whether it is certain that the service did nothing for the call: it was not reached, or had no room for it."""
+    said = bool(_trailing(error, ANSWERED) or _trailing(error, ERROR_CODE))
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return not said and (error.details() or "").startswith(_NOT_SENT)
+    return said and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _unavailable(details: str, address: str) -> Unavailable:

@@ -25,6 +25,7 @@ from penstock.errors import (
     Unavailable,
     anew,
     as_given,
+    is_refusal,
     refusal_of,
 )
 from penstock.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
@@ -43,6 +44,12 @@ comes beyond that makes unary calls."""
 
 DENIALS = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """What a queue answers to a stream that this caller may not open, as it would to the unary call."""
+
+NO_ROOM = "disk_full"
+"""Code of what the queue refuses before it writes anything. After a write that failed nobody knows what is stored."""
+
+UNSENT = pb.SubmitAck(status=pb.SUBMIT_STATUS_UNAVAILABLE, error=request_pb2.RequestError(code=NO_ROOM))
+"""In place of the ack of a request that did not get onto a stream."""
 
 Answer: TypeAlias = pb.SubmitAck | Exception | None
 """What became of a request: its ack, what its caller has to raise, or None if the stream ended without a word of it."""
@@ -67,8 +74,13 @@ class SubmitLines:
         """All streams, also those that are ending while another one serves their identity."""
 
     async def submit(self, request: request_pb2.Request) -> str:
-        """Return the request's id once it is durable. Raises the client's errors."""
-        ack = await self._connection.call(lambda: self._ask(request))
+        """Return the request's id once it is durable. Raises the client's errors, `is_undone` if nothing is stored."""
+        doubt = _Doubt()
+        try:
+            ack = await self._connection.call(lambda: self._ask(request, doubt))
+        except PenstockError as error:
+            error.is_undone = not doubt.any
+            raise
         if ack.status in {pb.SUBMIT_STATUS_ACCEPTED, pb.SUBMIT_STATUS_DUPLICATE}:
             return ack.request_id
         raise _refusal(ack)
@@ -81,13 +93,19 @@ class SubmitLines:
             task.cancel()
         await asyncio.gather(*closing, return_exceptions=True)
 
-    async def _ask(self, request: request_pb2.Request) -> pb.SubmitAck:
+    async def _ask(self, request: request_pb2.Request, doubt: _Doubt) -> pb.SubmitAck:
         """Return the queue's answer, over a stream if it has one there."""
+        before, doubt.any = doubt.any, True  # until this attempt has ended
         line = self._line(request)
-        ack = None if line is None else await line.ask(request)
-        if ack is None or ack.status == pb.SUBMIT_STATUS_UNAVAILABLE:
+        ack = UNSENT if line is None else await line.ask(request)
+        if ack is not None and ack.status != pb.SUBMIT_STATUS_UNAVAILABLE:
+            return ack
+        before = before or ack is None or ack.error.code != NO_ROOM
+        try:
             return (await self._stub.SubmitUnary(pb.SubmitUnaryRequest(requests=[request]))).acks[0]
-        return ack
+        except grpc.aio.AioRpcError as error:
+            doubt.any = before or not is_refusal(error)
+            raise
 
     def _line(self, request: request_pb2.Request) -> _Line | None:
         """Return the stream that `request` goes over, opened if need be; None if it is to be a unary call."""
@@ -114,6 +132,12 @@ class SubmitLines:
             del self._lines[identity]
 
 
+class _Doubt:
+    """Whether any attempt of a submit may have stored its request without its caller having heard."""
+
+    any = False
+
+
 class _Line:
     """One stream, from its opening to its end.
 
@@ -135,7 +159,10 @@ class _Line:
         """Whether nothing more goes over it."""
 
     async def ask(self, request: request_pb2.Request) -> pb.SubmitAck | None:
-        """Return the ack of `request`, None if the stream ends before it. Raises what opening it was refused with."""
+        """Return the ack of `request`, None if the stream ends before it, UNSENT if it had not even got onto it.
+
+        Raises what opening the stream was refused with.
+        """
         tag = next(self._tags)
         waiting: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[tag] = waiting
@@ -146,10 +173,10 @@ class _Line:
         finally:
             # Also if the caller was cancelled: what it has not sent yet stays unsent, and its ack is nobody's.
             self._waiting.pop(tag, None)
-            self._unsent.pop(tag, None)
+            unsent = self._unsent.pop(tag, None)
         if isinstance(answer, Exception):
             raise anew(answer)
-        return answer
+        return UNSENT if answer is None and unsent is not None else answer
 
     async def run(self) -> None:
         """Hand out the acks until the stream ends, and tell those who have none."""

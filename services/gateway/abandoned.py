@@ -11,8 +11,7 @@ import contextvars
 import logging
 import re
 import secrets
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from penstock.client import Client
@@ -47,9 +46,11 @@ class Abandoned:
         self._client = client
         self._metrics = metrics
         self._most = most
-        self._pushed_out = -1 if keeps_oldest else 0
-        self._left: dict[str, Acting] = {}
-        """By name, the oldest first: whose they are."""
+        self._keeps_oldest = keeps_oldest
+        self._left: dict[Acting, dict[str, None]] = {}
+        """The names by whose they are, who is next first, and of each the oldest first."""
+        self._pushed_out = 0
+        """How many have been too many since there was last nothing left."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -58,11 +59,9 @@ class Abandoned:
 
         It is named by its id, or by a drawn key. Of too many one goes on, of who has the most.
         """
-        self._left[name] = acting()
-        if len(self._left) > self._most:
-            ((most, _),) = Counter(self._left.values()).most_common(1)
-            names = [one for one, whose in self._left.items() if whose == most]
-            self._let_go([names[self._pushed_out]], f"{self._most} without one wait for the queue")
+        self._left.setdefault(acting(), {})[name] = None
+        if sum(map(len, self._left.values())) > self._most:
+            self._push_out()
         if self._task is None or self._task.done():
             # In a context of its own: the caller's has its key, which is to go with the last name that needs it.
             self._task = asyncio.create_task(self._cancel_all(), name="abandoned", context=contextvars.Context())
@@ -77,32 +76,51 @@ class Abandoned:
         """Let what is left go on."""
         if self._task is not None:
             self._task.cancel()
-        self._let_go(list(self._left), "the queue has not answered")
+        self._let_all_go("the queue has not answered")
+
+    def _push_out(self) -> None:
+        """Let one go on, of who has the most. While the queue is away that may be many a second: no line for each."""
+        most, names = max(self._left.items(), key=lambda item: len(item[1]))
+        name = next(reversed(names) if self._keeps_oldest else iter(names))
+        self._forget(most, [name])
+        self._metrics.uncancelled.inc()
+        if not self._pushed_out:
+            text = "%s goes on without its client, and more may: %d without one wait for the queue"
+            log.warning(text, name, self._most, extra=about(name))
+        self._pushed_out += 1
 
     async def _cancel_all(self) -> None:
-        while self._left:
-            names, whose = self._next()
-            try:
-                with acting_as(whose):
-                    count = await self._cancelled(names)
-            except Unavailable as error:
-                if self._stopping.is_set():
-                    self._let_go(list(self._left), error)
-                else:
-                    await self._pause()
-            except PenstockError as error:
-                self._let_go(names, error)
+        try:
+            while self._left:
+                await self._cancel_next()
+        finally:
+            if self._pushed_out:
+                text = "%d requests went on without their clients: more than %d were to be cancelled at once"
+                log.warning(text, self._pushed_out, self._most)
+                self._pushed_out = 0
+
+    async def _cancel_next(self) -> None:
+        names, whose = self._next()
+        try:
+            with acting_as(whose):
+                count = await self._cancelled(names)
+        except Unavailable as error:
+            if self._stopping.is_set():
+                self._let_all_go(error)
             else:
-                self._metrics.cancels.inc(count)
-                for name in names:
-                    self._left.pop(name, None)
+                await self._pause()
+        except PenstockError as error:
+            self._let_go(whose, names, error)
+        else:
+            self._metrics.cancels.inc(count)
+            self._forget(whose, names)
 
     def _next(self) -> tuple[list[str], Acting]:
-        """Return the oldest, with all others of who may cancel it, and who that is; what is no id comes by itself."""
-        first, whose = next(iter(self._left.items()))
-        if not _is_id(first):
-            return [first], whose
-        return [name for name, others in self._left.items() if others == whose and _is_id(name)], whose
+        """Return the oldest of who is next, with all others of theirs, and who that is; what is no id comes alone."""
+        whose = next(iter(self._left))
+        names = self._left[whose] = self._left.pop(whose)  # it is everybody else's turn before
+        first = next(iter(names))
+        return [name for name in names if _is_id(name)] if _is_id(first) else [first], whose
 
     async def _cancelled(self, names: Sequence[str]) -> int:
         """Cancel them and return how many had not ended by themselves."""
@@ -134,11 +152,24 @@ class Abandoned:
             async with asyncio.timeout(AGAIN_S):
                 await self._stopping.wait()
 
-    def _let_go(self, names: Sequence[str], reason: object) -> None:
-        for name in names:
-            if self._left.pop(name, None) is not None:
-                self._metrics.uncancelled.inc()
-                log.warning("%s goes on without its client: %s", name, reason, extra=about(name))
+    def _let_all_go(self, reason: object) -> None:
+        for whose, names in list(self._left.items()):
+            self._let_go(whose, list(names), reason)
+
+    def _let_go(self, whose: Acting, names: Iterable[str], reason: object) -> None:
+        for name in self._forget(whose, names):
+            self._metrics.uncancelled.inc()
+            log.warning("%s goes on without its client: %s", name, reason, extra=about(name))
+
+    def _forget(self, whose: Acting, names: Iterable[str]) -> list[str]:
+        """Return those of the names that were still left: some may have been pushed out meanwhile."""
+        left = self._left.get(whose, {})
+        gone = [name for name in names if name in left]
+        for name in gone:
+            del left[name]
+        if not left:
+            self._left.pop(whose, None)
+        return gone
 
 
 def _is_id(name: str) -> bool:

@@ -178,8 +178,8 @@ class Admission:
         request.idempotency_key = request.idempotency_key or drawn
         try:
             request_id = await self._client.submit_request(request)
-        except (Unavailable, ServiceError):
-            if drawn:
+        except (Unavailable, ServiceError) as error:
+            if drawn and not error.is_undone:
                 self._unanswered.add(drawn)  # it may be durable, and answers nobody, who was told no name for it
             raise
         return Submitted(request_id, (request_id,))

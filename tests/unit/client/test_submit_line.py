@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock import submit_line
+from penstock.errors import ERROR_CODE
 from penstock.limits import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
@@ -309,3 +310,27 @@ async def test_a_program_ends_without_a_word(queue: Held, ending: str) -> None:
         command = [sys.executable, "-W", "default", "-c", program, address]
         ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "undone"),
+    [
+        ("disk_full", ((ERROR_CODE, "disk_full"),), True),
+        # After a write that failed nobody knows what the disk holds.
+        ("store_unavailable", ((ERROR_CODE, "disk_full"),), False),
+        # What a proxy says in the queue's place tells nothing of the queue.
+        ("disk_full", (), False),
+    ],
+)
+async def test_a_refusal_tells_whether_nothing_is_stored(first: str, last: Any, undone: bool) -> None:
+    class Refusing(Held):
+        async def SubmitUnary(self, request: pb.SubmitUnaryRequest, context: Any) -> pb.SubmitUnaryResponse:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room", last)
+            raise AssertionError
+
+    queue = Refusing()
+    queue.refuse_submits, queue.store_failures = first == "disk_full", first == "store_unavailable"
+    async with serving(queue) as address, penstock.Client(address, retry_for_s=20) as client:
+        with pytest.raises(penstock.Unavailable, match="no room") as refused:
+            await client.submit(prompt="p")
+    assert refused.value.is_undone == undone

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.client import Client
 from penstock.credentials import AUTHORIZATION, pass_on
-from penstock.errors import Unavailable
+from penstock.errors import ERROR_CODE, NobodyAnswers, Unavailable
 from penstock.openai.bodies import COMPLETIONS_URL
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.abandoned import Abandoned, drawn_key
@@ -71,6 +71,14 @@ def cancels(metrics: GatewayMetrics) -> float:
     return metrics.registry.get_sample_value("penstock_gateway_cancels_total") or 0.0
 
 
+def uncancelled(metrics: GatewayMetrics) -> float:
+    return metrics.registry.get_sample_value("penstock_gateway_uncancelled_total") or 0.0
+
+
+def first_of_too_many(name: str) -> str:
+    return f"{name} goes on without its client, and more may"
+
+
 async def test_who_leaves_while_the_queue_is_away_is_cancelled_when_it_is_back() -> None:
     queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
     async with away() as client:
@@ -115,13 +123,15 @@ async def test_of_too_many_the_oldest_go_on(caplog: pytest.LogCaptureFixture) ->
     queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
     async with away() as client:
         abandoned = Abandoned(client, metrics, most=3)
-        for name in IDS:
-            abandoned.add(name)
-        async with serving(queue, client._queue.address):
-            await abandoned.settle()
-    assert queue.calls == [("", IDS[2:])]
+        for outage in (1, 2):
+            for name in IDS:
+                abandoned.add(name)
+            async with serving(queue, client._queue.address):
+                await until(lambda: cancels(metrics) == 3 * outage)  # noqa: B023
+    assert queue.calls == [("", IDS[2:])] * 2
+    assert uncancelled(metrics) == 2 * 2
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert told == [f"{name} goes on without its client" for name in IDS[:2]]
+    assert told == [first_of_too_many(IDS[0]), "2 requests went on without their clients"] * 2, "no line for each"
 
 
 async def test_who_has_many_pushes_out_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
@@ -135,8 +145,43 @@ async def test_who_has_many_pushes_out_nobody_elses(caplog: pytest.LogCaptureFix
             await abandoned.settle()
     assert queue.calls == [("Bearer one", [IDS[0], IDS[4]]), ("Bearer many", IDS[2:4])]
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert told == [f"{IDS[1]} goes on without its client"]
-    assert metrics.registry.get_sample_value("penstock_gateway_uncancelled_total") == 1
+    assert told == [first_of_too_many(IDS[1]), "1 requests went on without their clients"]
+    assert uncancelled(metrics) == 1
+
+
+async def test_who_has_many_keeps_nobody_else_waiting_for_a_turn() -> None:
+    queue, metrics = Told(), GatewayMetrics(CollectorRegistry())
+    keys = [drawn_key() for _ in range(3)]
+    queue.by_key.update(zip(keys, IDS, strict=False))
+    async with serving(queue) as address, Client(address, retry_for_s=0.1) as client:
+        abandoned = Abandoned(client, metrics)
+        for whose, name in (("many", keys[0]), ("many", keys[1]), ("one", keys[2])):
+            pass_on(f"Bearer {whose}")
+            abandoned.add(name)
+        await abandoned.settle()
+    assert queue.calls == [("Bearer many", IDS[:1]), ("Bearer one", IDS[2:3]), ("Bearer many", IDS[1:2])]
+
+
+class Dying(Told):
+    """Is gone whatever it is asked, once that has come."""
+
+    async def Submit(self, request_iterator: Any, context: Any) -> Any:
+        async for frame in request_iterator:
+            if frame.HasField("batch"):
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+        yield
+
+    async def _gone(self, request: Any, context: Any) -> Any:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "killed")
+
+    SubmitUnary = Get = Cancel = _gone
+
+
+async def submit(admission: Admission) -> str:
+    """Submit something without a key; return its name, raise what kept it from being submitted."""
+    asked = understand(COMPLETIONS_URL, {"model": "m", "prompt": "p"}, Extras(), 0)
+    with Intake(1.0).holding() as held:
+        return (await admission.submit(asked, held.pass_on())).name
 
 
 async def test_what_cannot_be_submitted_pushes_out_nothing_else(
@@ -151,16 +196,80 @@ async def test_what_cannot_be_submitted_pushes_out_nothing_else(
         admission = Admission(client, metrics, most=2)
         for name in IDS[:2]:
             admission.abandon(name)
-        for _ in keys:
-            asked = understand(COMPLETIONS_URL, {"model": "m", "prompt": "p"}, Extras(), 0)
-            with Intake(1.0).holding() as held, pytest.raises(Unavailable):
-                await admission.submit(asked, held.pass_on())
+        async with serving(Dying(), client._queue.address):
+            for _ in keys:
+                with pytest.raises(Unavailable):
+                    await submit(admission)
         async with serving(queue, client._queue.address):
             await until(lambda: cancels(metrics) == 3)
             await admission.settle(PATIENCE_S)
     assert sorted(queue.calls) == [("", IDS[:2]), ("", IDS[4:])]
     told = [record.getMessage().partition(":")[0] for record in caplog.records]
-    assert told == [f"{keys[2]} goes on without its client"]
+    assert told == [first_of_too_many(keys[2]), "1 requests went on without their clients"]
+
+
+class Looked(Client):
+    """Counts the lookups."""
+
+    lookups = 0
+
+    async def wire_get(self, *args: Any, **more: Any) -> Any:
+        self.lookups += 1
+        return await super().wire_get(*args, **more)
+
+
+async def test_what_was_never_sent_or_was_refused_is_not_looked_up(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Told):
+        async def SubmitUnary(self, request: Any, context: Any) -> Any:
+            response = await super().SubmitUnary(request, context)
+            full, error = grpc.StatusCode.RESOURCE_EXHAUSTED, response.acks[0].error
+            await context.abort(full, error.message, ((ERROR_CODE, error.code),))
+
+    queue, metrics = Full(), GatewayMetrics(CollectorRegistry())
+    queue.refuse_submits = 2 * 3
+    async with serving(queue) as address, Looked(address, retry_for_s=0.1) as client:
+        admission = Admission(client, metrics, most=1)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="nearly full"):
+                await submit(admission)
+        await admission.settle(PATIENCE_S)
+        assert (queue.refuse_submits, client.lookups) == (0, 0)
+    async with Looked(address, retry_for_s=0.1) as client:
+        admission = Admission(client, metrics, most=1)
+        for _ in range(3):
+            with pytest.raises(NobodyAnswers):
+                await submit(admission)
+        await admission.settle(PATIENCE_S)
+        assert client.lookups == 0
+    assert (uncancelled(metrics), caplog.records) == (0, [])
+
+
+async def test_what_came_before_nobody_answered_is_looked_up() -> None:
+    """The last attempt alone does not tell: the one before may have been stored."""
+
+    class Last(Told):
+        """Stores a request over a stream, and is then no more."""
+
+        async def Submit(self, request_iterator: Any, context: Any) -> Any:
+            async for frame in request_iterator:
+                for tagged in frame.batch.requests:
+                    await self._accept(tagged.request, tagged.tag)
+                    stopped.set()
+                    await asyncio.Event().wait()
+            yield
+
+    queue, metrics, stopped = Last(), GatewayMetrics(CollectorRegistry()), asyncio.Event()
+    queue.paused = True
+    async with away() as client:
+        admission = Admission(client, metrics)
+        async with serving(queue, client._queue.address):
+            submitting = asyncio.create_task(submit(admission))
+            await stopped.wait()
+        with pytest.raises(NobodyAnswers):
+            await submitting
+        async with serving(queue, client._queue.address):
+            await until(lambda: cancels(metrics) == 1)
+    assert queue.calls == [("", ["r-5"])]
 
 
 async def test_what_waits_at_the_queue_to_be_stored_is_cancelled_too() -> None:
@@ -180,7 +289,7 @@ async def test_what_waits_at_the_queue_to_be_stored_is_cancelled_too() -> None:
         abandoned.add(queue.late)
         await abandoned.settle()
     assert queue.calls == [("", IDS[:1])]
-    assert cancels(metrics) == 1
+    assert (cancels(metrics), uncancelled(metrics)) == (1, 0)
 
 
 class Deaf(Told):
@@ -224,7 +333,7 @@ async def test_what_may_be_durable_and_has_no_name_is_cancelled(stores: bool, ke
     assert len(queue.by_key) == (2 if stores else 0)
     assert sorted(queue.calls) == ([("", ["r-5"]), ("", ["r-6"])] if stores and not key else [])
     assert cancels(metrics) == len(queue.calls)
-    assert metrics.registry.get_sample_value("penstock_gateway_uncancelled_total") == 0
+    assert uncancelled(metrics) == 0
 
 
 async def test_a_gateway_that_stops_waits_no_longer_for_it_than_its_patience(caplog: pytest.LogCaptureFixture) -> None:
