@@ -116,10 +116,10 @@ class QueueReferee:
 def one_dead_letter(
     machine: QueueMachine, runs: Mapping[str, tuple[LeaseRef, RequestMeta]], names: Iterable[str]
 ) -> None:
-    """An engine that dies with the runs of these names makes one dead letter at most, unless all have one attempt."""
+    """Of what an engine dies with, and another died with before, one becomes a dead letter at most."""
     most = machine._workers._rules.max_attempts
     running = [machine.book.leased(runs[name][0]) for name in names if name in runs]
-    last = [entry.name for entry in running if entry is not None and entry.attempts >= most > 1]
+    last = [entry.name for entry in running if entry is not None and entry.engine_died and entry.attempts >= most]
     demand(len(last) <= 1, f"an engine dies with {last}, all of them on their last attempt")
 
 

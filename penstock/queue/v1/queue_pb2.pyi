@@ -1698,7 +1698,7 @@ class Announce(_message.Message):
     prefix_digest: _builtins.int
     """Leading part of the prompt as a digest, equal for equal prefixes; 0 if unknown."""
     last_attempt: _builtins.bool
-    """Whether an earlier attempt was lost and the next is the last: it is to share no worker with another such."""
+    """Whether an engine has died with it and the next attempt is the last: it is to share no worker with another such."""
     def __init__(
         self,
         *,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from services.core.value import Value
 from services.queue.core import records
@@ -30,6 +30,9 @@ from services.queue.core.lifecycle import Action, Input, Outcome, State, transit
 from services.queue.core.lines import Line
 from services.queue.core.ordered import Ordered
 from services.queue.core.quotas import Waiting
+
+ENGINE_DEAD: Final = "engine_dead"
+"""Code of a worker's failure of all that its engine ran when it died: of one of these, or by itself."""
 
 
 class Change(Value):
@@ -85,7 +88,7 @@ class Book:
         self.backlog_stream: int | None = None
         self._lease_ns = lease_ns
         self._last_from = max(max_attempts - 1, 1)
-        """Attempts that counted after which the next is said to be the last; a first one never is."""
+        """Attempts that counted after which the next is said to be the last, if an engine died in one of them."""
         self._out: list[Effect] = []
         self._touched_lines: set[str] = set()
         self._actions: dict[Action, Callable[[Entry, Change], None]] = {
@@ -229,6 +232,7 @@ class Book:
         self._leave_lease(entry, change)
         if change.failure is not None:
             entry.last_error = change.failure.message
+            entry.engine_died |= change.failure.code == ENGINE_DEAD
         self._wait(entry)
         self.emit(WentBack(entry.meta.channel, change.event.value))
 
@@ -269,6 +273,7 @@ class Book:
         del self.dead[entry.seq]
         entry.uncounted += entry.attempts
         entry.attempts = 0
+        entry.engine_died = False
         entry.stop_outcome = None
         self._remember_deadline(entry)
         self._wait(entry)
@@ -415,7 +420,7 @@ class Book:
         for channel in sorted(touched):
             for seq in self.lines[channel].announce():
                 entry = self.entries[seq]
-                last = entry.attempts >= self._last_from
+                last = entry.engine_died and entry.attempts >= self._last_from
                 self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempt + 1, entry.meta, last))
 
 

@@ -100,8 +100,8 @@ class Entry:
     """A ready, leased, stopping or dead request."""
 
     __slots__ = (
-        "attempts", "completion_seq", "died_ns", "fencing_token", "instance_id", "last_error", "leased_ns", "meta",
-        "name", "seq", "state", "stop_outcome", "uncounted", "worker_id",
+        "attempts", "completion_seq", "died_ns", "engine_died", "fencing_token", "instance_id", "last_error",
+        "leased_ns", "meta", "name", "seq", "state", "stop_outcome", "uncounted", "worker_id",
     )  # fmt: skip
 
     def __init__(self, seq: int, meta: RequestMeta, state: State = State.READY) -> None:
@@ -114,6 +114,8 @@ class Entry:
         self.uncounted = 0
         """Those that do not: handed back, lost with the queue, or made before a dead letter was requeued."""
         self.last_error = ""
+        self.engine_died = False
+        """Whether an engine died of what it ran, this one among that, as far as is known since the queue started."""
         self.fencing_token = 0
         self.worker_id = ""
         self.instance_id = ""

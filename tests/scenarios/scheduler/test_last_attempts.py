@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from services.queue.core import effects as q
 from services.queue.core import messages as qm
-from services.queue.core.entry import LeaseRef
+from services.queue.core.entry import Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.workers import Rules
 from services.scheduler.core import messages as m
@@ -20,6 +22,8 @@ from tests.support.scheduling import Rig, announced, shape
 POLICIES = ("virtual-channels", "predictive")
 BOTH = {"a": Share(), "b": Share()}
 
+ENGINE_DIED = Failure("engine_dead", "it is gone")
+
 
 def ended(rig: Rig, name: str) -> None:
     """A granted request has been claimed, and has run to its end."""
@@ -30,6 +34,61 @@ def ended(rig: Rig, name: str) -> None:
 def last(rig: Rig, channel: str, *sizes: int, **changes: object) -> list[str]:
     """Announce requests on their last attempt."""
     return rig.announce(channel, *sizes, last_attempt=True, attempt=3, **changes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_those_behind_one_whose_worker_is_drained_have_the_others(policy: str) -> None:
+    rig = Rig(BOTH, policy)
+    rig.open("big", shape(100))
+    rig.open("small", shape(20))
+    last(rig, "a", 50, 50)
+    behind = last(rig, "a", 5, 5)
+    rig.tell(m.DrainRequested("big"))
+    rig.tell(m.Tick())
+    assert rig.granted[1:] == behind[:1]
+    ended(rig, behind[0])
+    assert rig.granted[1:] == behind
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0])
+@pytest.mark.parametrize("others", [0, 1])
+def test_weights_say_whose_turn_it_is_for_the_place_of_a_worker(weight: float, others: int) -> None:
+    """`crowd` keeps a worker busy, `before` has many on their last attempt when `after` comes with some."""
+    rig = Rig({"after": Share(weight), "before": Share(), "crowd": Share()})
+    rig.open("w", model="x", aliases=("z",))
+    for number in range(others):
+        rig.open(f"of-the-pool-{number}", model="y", aliases=("z",))
+    last(rig, "before", *[5] * 400, model="x")
+    running: list[tuple[int, m.Grant]] = []
+    choose = random.Random(1)
+    wanted: list[str] = []
+    seen = 0
+    for step in range(1_500):
+        rig.announce("crowd", *[10] * (8 - len(rig.machine.channel("crowd"))), model="x")
+        if step == 100:
+            wanted = last(rig, "after", *[5] * 10, model="x")
+        running += [(step + choose.randint(16, 24), grant) for grant in rig.grants[seen:]]
+        seen = len(rig.grants)
+        rig.wait(50)
+        for until, grant in [one for one in running if one[0] <= step]:
+            running.remove((until, grant))
+            rig.finish(grant)
+    assert set(wanted) <= set(rig.granted)
+
+
+def test_those_that_come_back_have_their_turn_one_by_one() -> None:
+    rig = Rig(BOTH)
+    rig.open("big", shape(100))
+    rig.open("small", shape(20))
+    (running,) = last(rig, "a", 50)
+    rig.tell(m.DrainRequested("big"))
+    waiting = last(rig, "a", *[50] * 20)
+    rig.tell(m.DrainRequested("big", undo=True))
+    channel = rig.machine.channel("a")
+    assert len(channel.beyond) == 1, "each that waits for the worker is looked at whenever something ends there"
+    ended(rig, running)
+    assert rig.granted == [running, waiting[0]]
+    assert len(channel.beyond) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -281,7 +340,7 @@ class Engines:
         self.deaths += 1
         stream = self.streams[worker]
         effects = self.queue.step(
-            *[qm.Complete(stream, run, None, None, None) for run in self.running[worker].values()]
+            *[qm.Complete(stream, run, None, ENGINE_DIED, None) for run in self.running[worker].values()]
         )
         effects += self.queue.step(qm.WorkerClosed(stream))
         self.rig.tell(m.WorkerClosed(self.rig.worker(worker).epoch))

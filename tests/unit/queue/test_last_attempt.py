@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.queue.core.effects import Announce, Effect
-from services.queue.core.messages import Complete, GiveBack, RequeueDead
+from services.queue.core.entry import Failure
+from services.queue.core.messages import Complete, GiveBack, RequeueDead, WorkerClosed
 from tests.support.queueing import RULES, Queue, meta, only, working
 
 
@@ -15,10 +16,10 @@ def said(effects: list[Effect]) -> bool:
     return announce.last_attempt
 
 
-def failed(queue: Queue, name: str) -> list[Effect]:
+def failed(queue: Queue, name: str, code: str = "engine_dead") -> list[Effect]:
     lease = queue.claim(1, name)
     assert lease is not None
-    return queue.step(Complete(1, lease, None, None, None))
+    return queue.step(Complete(1, lease, None, Failure(code, "gone"), None))
 
 
 def begun(max_attempts: int) -> tuple[Queue, str]:
@@ -53,8 +54,24 @@ def test_a_scheduler_that_comes_later_hears_it_too() -> None:
     queue, name = begun(2)
     failed(queue, name)
     assert said(queue.open_backlog(8))
+
+
+def test_what_no_engine_died_of_may_share_a_worker() -> None:
+    """Workers are lost for reasons of their own, and each request that fails alone has failed alone."""
+    queue, name = begun(3)
+    assert not said(failed(queue, name, "engine_error"))
+    assert not said(failed(queue, name, "engine_error"))
+    queue, name = begun(2)
+    queue.claim(1, name)
+    queue.step(WorkerClosed(1))
+    assert not said(queue.tick(RULES.worker_grace_ns + 1))
+
+
+def test_a_queue_that_starts_again_knows_of_no_engine_that_died() -> None:
+    queue, name = begun(2)
+    failed(queue, name)
     queue.restart()
-    assert said(queue.open_backlog(9))
+    assert not said(queue.open_backlog(9))
 
 
 def test_a_dead_letter_that_is_requeued_has_all_its_attempts_again() -> None:

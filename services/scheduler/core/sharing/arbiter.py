@@ -159,6 +159,7 @@ class Arbiter:
         self._back.pop(worker, None)
         for channel in self._ring:
             channel.worker_left(worker)
+            channel.look_again_at_lasts()
             channel.close_accounts()
         self._aside.ended(worker, self._ring)
         self._look_again_everywhere()
@@ -169,6 +170,8 @@ class Arbiter:
 
     def went_away(self) -> None:
         """Note that some worker takes no grants for a while."""
+        for channel in self._ring:
+            channel.look_again_at_lasts()
         self._look_again_everywhere()
 
     def spare(self, worker: Worker, channel: Channel, now_ns: int) -> Spare:

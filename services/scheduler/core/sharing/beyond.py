@@ -53,6 +53,13 @@ class Beyond:
         names = [name for blocks, names in sizes.items() if blocks <= capacity_blocks for name in names]
         return [self._take(name) for name in names]
 
+    def take_last_attempts(self) -> list[Place]:
+        """Take out those on their last attempt."""
+        if not self.last_attempts:
+            return []
+        names = [name for name, ((_, entry), _) in self._found.items() if entry.announced.last_attempt]
+        return [self._take(name) for name in names]
+
     def asking_for(self, models: Collection[str] | None) -> list[tuple[Place, dict[Group, int]]]:
         """Return those which ask for one of the models, or for any, and what they were found to need; None for all."""
         if models is None:

@@ -174,6 +174,13 @@ class Channel:
             self.changed.add(line.model)
             self.moved[line] = None
 
+    def waits_for_last(self, pool: Pool) -> bool:
+        """Return whether one is aside for a worker of the pool without another on its last attempt.
+
+        It gains by rounds meanwhile, or whoever had more in hand would have that place for ever.
+        """
+        return self.beyond.last_attempts > 0 and any(line.last_is_aside for line in self._looked_at_in(pool))
+
     def uncover(self, line: Line) -> None:
         """Note that a look at one pool had its first set aside or pay: without a model another is first elsewhere."""
         self.uncovered |= not line.model
@@ -207,6 +214,13 @@ class Channel:
     def reach_grew(self, worker: Worker) -> None:
         """Bring back whom the worker could hold, as it takes grants again."""
         self.bring_back_from_beyond(self.beyond.take_within(worker.group, worker.shape.capacity_blocks))
+
+    def look_again_at_lasts(self) -> None:
+        """Look again at those on their last attempt, as a worker takes no grants any more.
+
+        One that waited for it to have none other waits for it to be back, and is in the way of those behind it no more.
+        """
+        self.bring_back_from_beyond(self.beyond.take_last_attempts())
 
     def bring_back_from_beyond(self, places: Iterable[Place]) -> None:
         """Look again at those that were taken out of `beyond`."""

@@ -106,6 +106,7 @@ class Heads:
             takes_part |= bid.takes_part
             if (following := self._next_in_turn(account, line, head)) is not None:
                 insort(heads, (line, following), looked_at, key=_order_of)
+        takes_part = takes_part or account.channel.waits_for_last(account.pool)
         return Bid(account, wants=False, takes_part=takes_part)
 
     def _look_at_head(self, account: Account, line: Line, head: Entry) -> Bid | None:

@@ -71,6 +71,10 @@ class Line:
     def enter(self, entry: Entry) -> bool:
         """Put the entry at its position; return whether that is (or may be) in front."""
         self._live[entry.request_id] = entry
+        return self._take_in(entry)
+
+    def _take_in(self, entry: Entry) -> bool:
+        """Put the entry at its position, or behind the one on its last attempt that it is to wait for."""
         if entry.announced.last_attempt:
             before = self._live.get(self._last)
             if before is not None and order(before) < order(entry):
@@ -129,6 +133,11 @@ class Line:
         """How many are set aside, or wait behind one on its last attempt."""
         return len(self._aside) + len(self._behind_last)
 
+    @property
+    def last_is_aside(self) -> bool:
+        """Whether the one on its last attempt that others wait behind is set aside."""
+        return self._last in self._aside
+
     def set_head_aside(self) -> Entry:
         """Let the entry whose turn it is wait aside, and return it; there must be one."""
         key = self._front.pop(0)
@@ -138,7 +147,7 @@ class Line:
     def bring_back(self, entry: Entry) -> None:
         """Give one that is set aside its position again."""
         del self._aside[entry.request_id]
-        self._insert(order(entry))
+        self._take_in(entry)
 
     def let_next_last(self, entry: Entry) -> bool:
         """Let the next on its last attempt have its turn, if the entry was in its way and is not any more.
