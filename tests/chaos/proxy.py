@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 
 CHUNK_BYTES = 64 * 1024
 """Read and passed on at once; while a link stalls, so much is taken and the rest waits in the sockets' buffers."""

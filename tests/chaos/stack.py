@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tests.chaos.process import Process
 from tests.chaos.proxy import Proxy
-from tests.support.fleet import free_port
 from tests.support.modules import python_path
+from tests.support.ports import free_port
 
 LEASE_S = 8
 """Of the queue under test. Short, so that a long pause outlasts it; the default is a minute."""

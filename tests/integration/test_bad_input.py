@@ -15,7 +15,8 @@ import pytest
 
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.batch_lines import chat, completion, words
-from tests.support.fleet import Fleet, Service, free_port, penstock, read_jsonl
+from tests.support.fleet import Fleet, Service, penstock, read_jsonl
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

@@ -23,7 +23,8 @@ from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError
 from tests.chaos.disk import Disk, leave_the_mounts
 from tests.support.committing import HandClock
-from tests.support.fleet import Service, free_port
+from tests.support.fleet import Service
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(180)]

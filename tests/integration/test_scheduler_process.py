@@ -21,7 +21,7 @@ from penstock.queue.v1 import queue_pb2 as q
 from penstock.queue.v1 import queue_pb2_grpc
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.scheduler.v1 import scheduler_pb2_grpc
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.processes

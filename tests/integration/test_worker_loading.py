@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_peers import Peers, until
-from tests.support.fleet import Service, alive, descendants, free_port
+from tests.support.fleet import Service, alive, descendants
 from tests.support.modules import python_path
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

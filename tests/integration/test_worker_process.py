@@ -20,7 +20,8 @@ from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from tests.support.effort import long
 from tests.support.fake_peers import Peers, until
-from tests.support.fleet import Service, alive, descendants, free_port, penstock
+from tests.support.fleet import Service, alive, descendants, penstock
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

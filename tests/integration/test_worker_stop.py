@@ -12,8 +12,9 @@ import pytest
 
 from penstock.request.v1 import request_pb2 as pb
 from tests.support.fake_peers import Peers, until
-from tests.support.fleet import Service, free_port
+from tests.support.fleet import Service
 from tests.support.modules import python_path
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.promql import OBSERVABILITY
 from tests.support.waiting import wait_for
 

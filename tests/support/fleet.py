@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,39 +15,13 @@ from typing import Any
 from penstock import SyncClient
 from penstock.fleet import young_for_s
 from tests.support.modules import python_path
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
 START_TIMEOUT_S = 120.0
 """A cold vLLM start with every package uncompiled takes well under this on two busy cores."""
-
-
-PORT_SPAN = 12_000
-"""Ports that `free_port` draws from: enough that two test runs side by side hardly ever draw the same."""
-
-_given: set[int] = set()
-"""Ports that were drawn: nobody may listen on one yet, or again, and a run draws so many that some would come twice."""
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago, and that stays free while a service that has it is down.
-
-    It is below the range from which the system takes the ports of outgoing connections (Linux), any of which could
-    otherwise be sitting on it when the service starts again.
-    """
-    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(max(first_ephemeral - PORT_SPAN, 1024), first_ephemeral)
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _given.add(port)
-        return port
 
 
 @dataclass

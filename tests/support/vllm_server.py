@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 VLLM_ENVIRONMENT = {

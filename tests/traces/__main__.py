@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 import penstock
-from tests.support.fleet import Fleet, Service, free_port
+from tests.support.fleet import Fleet, Service
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 from tests.support.web import asked
 from tests.traces.receiver import written

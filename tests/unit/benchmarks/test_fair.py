@@ -12,7 +12,7 @@ import pytest
 from benchmarks import bench_batch_files, bench_first_byte, bench_main, bench_ratio
 from benchmarks.lifecycle import report
 from benchmarks.lifecycle.measure import Cost, Round
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 
 PLAIN = {"requests": 4, "elapsed_s": 2.0, "preemptions": 1, "kv_usage": 0.5, "completion_tokens": 40}
 PENSTOCK = {**PLAIN, "elapsed_s": 4.0, "outcomes": {"completed": 4}}

@@ -25,7 +25,7 @@ from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, completed, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.shell import Shell
 
 NO_SCHEDULER = ("--scheduler", "127.0.0.1:1")

@@ -9,15 +9,10 @@ import pytest
 
 from penstock.cli.errors import CommandError
 from penstock.cli.stack import StackPlan, running_stack, unfit_ports, way_out
+from tests.support.ports import free_ports
 
-
-def free_ports() -> int:
-    """Return a port above which those of a stack are free, as far as one can tell."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            base = int(listening.getsockname()[1])
-        if base + 100 < 65536 and not list(unfit_ports(StackPlan(Path(), 3, "", (), base, base + 40, gateway=True))):
-            return base
+STACK_PORTS = 50
+"""More than a stack of three workers takes, with its metrics 40 above."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +25,7 @@ async def test_a_port_that_is_taken_is_found_before_anything_starts(
         raise AssertionError("a service is started")
 
     monkeypatch.setattr("penstock.cli.stack.Supervisor.add", no_service)
-    base = free_ports()
+    base = free_ports(STACK_PORTS)
     plan = StackPlan(tmp_path, 3, "m", (), base, base + 40, gateway=True)
     with socket.create_server(("127.0.0.1", base + offset)), pytest.raises(CommandError) as failed:
         async with running_stack(plan, print):
@@ -54,7 +49,7 @@ def test_ports_that_are_none_or_one_twice_are_named() -> None:
     assert told(StackPlan(Path(), 1, "", (), -1))[0] == (
         "queue cannot listen on 127.0.0.1:-1: there is no such port", 2,
     )  # fmt: skip
-    base = free_ports()
+    base = free_ports(STACK_PORTS)
     assert told(StackPlan(Path(), 1, "", (), base, base + 18)) == [
         (f"worker-1's metrics cannot listen on 127.0.0.1:{base + 20}: worker-1 does", 2)
     ]

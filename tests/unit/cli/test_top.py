@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.shell import Shell
 from tests.support.waiting import wait_for_async
 

@@ -16,7 +16,7 @@ from penstock.connection import CHANNEL_OPTIONS
 from penstock.credentials import Credentials
 from penstock.dev_ca import Authority
 from penstock.tls import TlsFiles, open_channel
-from tests.support.fleet import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for_async
 
 
