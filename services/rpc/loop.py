@@ -15,9 +15,13 @@ from services.pulse import Pulse
 
 T = TypeVar("T")
 
-GC_THRESHOLDS = (50_000, 20, 100)
+GC_THRESHOLDS = (50_000, 4, 500)
 """New objects before a collection of the youngest, and how many of those before the next older ones. A request makes
-some hundred objects that die by their reference counts; only what lives long is looked at in vain, so look seldom."""
+some hundred objects that die by their reference counts; only what lives long is looked at in vain, so look seldom.
+
+Where a backlog grows every new object lives: the second number is how many times 50,000 are looked at in one go while
+the loop stands still. Each is looked at twice in any case, so that it is small costs nothing. The third keeps a look at
+everything as seldom as 100 million objects."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
