@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from penstock.scheduler.v1 import scheduler_pb2
 
 BACK_WITHIN_S = 10.0
@@ -20,4 +22,13 @@ def young_for_s(status: scheduler_pb2.StatusResponse) -> float:
 
 def names_of(status: scheduler_pb2.StatusResponse) -> frozenset[str]:
     """Return the names that the models of the workers in `status` answer to."""
-    return frozenset(name for worker in status.workers for name in (worker.model, *worker.model_aliases) if name)
+    return _names(status.workers)
+
+
+def drained_of(status: scheduler_pb2.StatusResponse) -> frozenset[str]:
+    """Return those of the names in `status` that only workers answer to which take no new grants."""
+    return names_of(status) - _names(worker for worker in status.workers if not worker.draining)
+
+
+def _names(workers: Iterable[scheduler_pb2.WorkerStatus]) -> frozenset[str]:
+    return frozenset(name for worker in workers for name in (worker.model, *worker.model_aliases) if name)

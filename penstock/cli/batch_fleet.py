@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
 from penstock.batch.journal import MAX_CURSOR, Header
@@ -15,12 +15,11 @@ from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
-from penstock.cli.requests import WHY_AFTER_S
+from penstock.cli.vain import UNDRAIN, Look, Say, ask_fleet, drained, telling
 from penstock.client import Client
 from penstock.connection import MOST_PAUSE_S, Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
 from penstock.exits import EX_UNAVAILABLE
-from penstock.fleet import names_of, young_for_s
 from penstock.queue.v1 import queue_pb2 as pb
 
 WORKERS_MEET_SCHEDULER_S = 15.0
@@ -31,15 +30,6 @@ SUMMARY_TRIES_S = 2.0
 
 ACKS_COME_S = 1.0
 """How long the last completion ACKs are waited for, which come to the scheduler beside the results."""
-
-LOOK_EVERY_S = 5.0
-"""Between two looks at who serves what, while lines wait: workers come and go within seconds."""
-
-SAY_AGAIN_S = 600.0
-"""After which it is said again that lines wait in vain: often enough for who looks into a log now and then."""
-
-Say: TypeAlias = Callable[[str], None]
-"""Prints a line beside the progress bar."""
 
 Unserved: TypeAlias = Callable[[Collection[str]], Mapping[str, int]]
 """Returns the models, of those that are not named, that lines wait for, and the first line of each."""
@@ -80,14 +70,21 @@ async def tell_what_is_left(client: Client, batch: str, peers: Peers, say: Say) 
 
     It is not cancelled: its answers are somebody's who watches it, or the plain command's once the fresh run has ended.
     """
-    under_way = 0
+    left = pb.WatchProgress()
     with suppress(PenstockError):  # of a name that a journal of another version has
-        async with aclosing(client.wire_ended(batch, MAX_CURSOR)) as events:
-            async for event in events:
-                under_way = event.progress.waiting + event.progress.running
-    if under_way:
+        left = await _under_way(client, batch)
+    if under_way := left.waiting + left.running:
         say(f"--fresh leaves the batch {batch} in the queue, of which {under_way} requests still wait or run")
         say(f"  to drop    {command_of('cancel', batch, peers.queue)}")
+
+
+async def _under_way(client: Client, batch: str) -> pb.WatchProgress:
+    """Return how many requests of the batch wait and run now."""
+    progress = pb.WatchProgress()
+    async with aclosing(client.wire_ended(batch, MAX_CURSOR)) as events:
+        async for event in events:
+            progress = event.progress
+    return progress
 
 
 def tell_what_is_late(count: int, header: Header, queue: str, say: Say) -> None:
@@ -125,7 +122,7 @@ async def served_models(peers: Peers, started_here: bool, say: Say) -> Served:
     patience = Patience(WORKERS_MEET_SCHEDULER_S if started_here else min(peers.wait_s, SUMMARY_TRIES_S))
     async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
         while True:
-            look = await _look(client)
+            look = await ask_fleet(client)
             if look.names:
                 return Served(look.names, started_here or not look.young_for_s)
             try:
@@ -146,7 +143,7 @@ async def look_again(peers: Peers, first: Served, say: Say, models: Collection[s
     patience: Patience | None = None
     async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
         while True:
-            look = await _look(client)
+            look = await ask_fleet(client)
             if look.names.issuperset(models):
                 return look.names
             if patience is None:
@@ -164,65 +161,37 @@ async def look_again(peers: Peers, first: Served, say: Say, models: Collection[s
                 return first.names if first.is_final else None
 
 
-@asynccontextmanager
-async def telling_what_waits(
-    peers: Peers, unserved: Unserved, again: str, say: Say, every_s: float = LOOK_EVERY_S
-) -> AsyncIterator[None]:
-    """Say meanwhile that lines wait in vain: no worker is connected, or none that serves their model.
+def telling_what_waits(
+    peers: Peers, batch: str, unserved: Unserved, again: str, say: Say
+) -> AbstractAsyncContextManager[None]:
+    """Say meanwhile that lines of the batch wait in vain: nobody takes any, or what asks for their model.
 
     No line is refused for it: its request is in the queue, and a worker may come that takes it. `again` is what the
-    user does to have such lines refused.
+    user does to have lines refused that no worker serves.
     """
-    telling = asyncio.create_task(_tell_what_waits(peers, unserved, again, say, every_s))
-    try:
-        yield
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+
+    async def waits(client: Client) -> bool:
+        return (await _under_way(client, batch)).waiting > 0
+
+    return telling(peers.queue, peers.scheduler, partial(_in_vain, unserved, again), waits, say)
 
 
-async def _tell_what_waits(peers: Peers, unserved: Unserved, again: str, say: Say, every_s: float) -> None:
-    said_s: dict[str, float] = {}
-    await asyncio.sleep(min(WHY_AFTER_S, every_s))
-    async with Client(peers.queue, peers.scheduler, retry_for_s=0) as client:
-        while True:
-            look = await _look(client)
-            now_s = time.monotonic()
-            # Of a scheduler that does not answer, or that workers may still come back to, nothing is known.
-            for text in () if look.why or look.young_for_s else _in_vain(look.names, unserved, again):
-                if text not in said_s or now_s - said_s[text] >= SAY_AGAIN_S:
-                    said_s[text] = now_s
-                    say(text)
-            await asyncio.sleep(every_s)
-
-
-def _in_vain(served: Collection[str], unserved: Unserved, again: str) -> Iterator[str]:
-    """Yield what is to be said of lines that wait where the fleet answers to `served`."""
-    if not served:
-        yield "waiting: no worker is connected"
-        return
-    for model, line in sorted(unserved(served).items()):
-        yield (
-            f"waiting: {not_served(model, served)}, and line {line} asks for it; if no worker is to come that serves "
-            f"it, interrupt this and {again}: such lines are then answered with that error"
-        )
-
-
-class _Look(NamedTuple):
-    """What one look at the scheduler has told."""
-
-    names: frozenset[str] = frozenset()
-    young_for_s: float = 0.0
-    why: str = ""
-    """Why nothing."""
-
-
-async def _look(client: Client) -> _Look:
-    try:
-        status = await client.fleet(names_only=True)
-    except PenstockError as error:
-        return _Look(why=str(error))
-    return _Look(names_of(status), young_for_s(status))
+def _in_vain(unserved: Unserved, again: str, told: Look) -> Iterator[str]:
+    """Yield what is to be said of lines that wait."""
+    if not told.names:
+        yield "no worker is connected"
+    elif told.all_drained:
+        yield f"{drained()}: {UNDRAIN}"
+    else:
+        for model, line in sorted(unserved(told.names - told.drained).items()):
+            asks = f"and line {line} asks for it"
+            if model in told.drained:
+                yield f"{drained(model)}, {asks}: {UNDRAIN}"
+            else:
+                yield (
+                    f"{not_served(model, told.names)}, {asks}; if no worker is to come that serves it, interrupt this "
+                    f"and {again}: such lines are then answered with that error"
+                )
 
 
 async def fleet_totals(peers: Peers) -> EngineTotals | None:

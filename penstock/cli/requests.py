@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -17,11 +17,11 @@ import typer
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError, one_line
+from penstock.cli.vain import UNDRAIN, Look, drained, telling
 from penstock.client import Client
-from penstock.errors import PenstockError
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fields import RequestFields
-from penstock.results import Progress, Result, TokenDelta
+from penstock.results import Progress, RequestState, Result, TokenDelta
 from penstock.telling import tell
 
 dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=True)
@@ -31,9 +31,6 @@ LEAST_DEADLINE_S = 0.001
 
 MOST_CURSOR = 2**64 - 1
 """What the protocol's number holds."""
-
-WHY_AFTER_S = 2.0
-"""A request that has had no answer for so long may be waiting for a model that nobody serves."""
 
 Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
@@ -109,9 +106,14 @@ async def _submit(queue: str, scheduler: str, fields: RequestFields, wait: bool,
     if not (wait or stream):
         _print_json({"request_id": request_id}) if as_json else print(request_id)
         return
+
+    async def waits(client: Client) -> bool:
+        return (await client.get(request_id)).state is RequestState.READY
+
+    model = fields.get("model", "")
     try:
         # With the patience of a client: the queue has the request, and comes back.
-        async with Client(queue) as client, telling_why(queue, scheduler, fields.get("model", ""), _say):
+        async with Client(queue) as client, telling(queue, scheduler, partial(_why, model), waits, _say):
             if stream:
                 await _follow(client, request_id)
                 return
@@ -124,27 +126,14 @@ async def _submit(queue: str, scheduler: str, fields: RequestFields, wait: bool,
     _show_result(result, as_json)
 
 
-@asynccontextmanager
-async def telling_why(queue: str, scheduler: str, model: str, say: Callable[[str], None]) -> AsyncIterator[None]:
-    """Say once, if this lasts for a while, that no connected worker can answer a request for `model`; empty is any."""
-
-    async def tell_later() -> None:
-        await asyncio.sleep(WHY_AFTER_S)
-        async with Client(queue, scheduler, retry_for_s=0) as client:
-            with suppress(PenstockError):  # then it is not known who serves what
-                served = await client.models()
-                if model and served and model not in served:
-                    others = ", ".join(sorted(served))
-                    say(f"waiting: no connected worker serves the model {model!r} (served: {others})")
-                elif not served:
-                    say("waiting: no worker is connected")
-
-    telling = asyncio.create_task(tell_later())
-    try:
-        yield
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+def _why(model: str, told: Look) -> Iterator[str]:
+    """Yield why no connected worker takes a request for `model`; empty is any."""
+    if not told.names:
+        yield "no worker is connected"
+    elif model and model not in told.names:
+        yield f"no connected worker serves the model {model!r} (served: {', '.join(sorted(told.names))})"
+    elif model in told.drained or told.all_drained:
+        yield f"{drained(model)}: {UNDRAIN}"
 
 
 def _say(text: str) -> None:

@@ -32,7 +32,6 @@ from penstock.batch.summary import Summary, summarize
 from penstock.cli.batch_fleet import (
     Late,
     Peers,
-    Say,
     command_of,
     find_queue,
     fleet_totals,
@@ -51,6 +50,7 @@ from penstock.cli.interrupt import Interrupted
 from penstock.cli.progress import Progress
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
+from penstock.cli.vain import Say
 from penstock.client import Client
 from penstock.errors import InvalidRequest, PermissionDenied
 from penstock.exits import EX_CANNOT_WRITE, EX_INTERRUPTED, EX_NO_INPUT, EX_USAGE
@@ -215,7 +215,7 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
         try:
-            async with telling_what_waits(peers, run.unserved, _again(options), progress.say):
+            async with telling_what_waits(peers, header.batch, run.unserved, _again(options), progress.say):
                 await _unless_services_fail(run.run(), stack)
         except (InvalidRequest, PermissionDenied):
             if is_new and not run.has_submitted and not journal.answered:

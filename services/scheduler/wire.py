@@ -366,14 +366,15 @@ def status(
 
 
 def names(snapshot: Snapshot, up_ns: int) -> scheduler_pb2.StatusResponse:
-    """Encode what the models are called and for how long the scheduler has been up, and nothing else."""
-    workers = (scheduler_pb2.WorkerStatus(model=own, model_aliases=aliases) for own, *aliases in _models(snapshot))
+    """Encode what the models are called, whether all who serve one drain, for how long this is up, and nothing else."""
+    # Each model once, whoever serves it. One whose stream broke a moment ago counts: it takes grants when it is back.
+    models = sorted({view.models for view in snapshot.workers})
+    taking = {view.models for view in snapshot.workers if not view.draining}
+    workers = (
+        scheduler_pb2.WorkerStatus(model=called[0], model_aliases=called[1:], draining=called not in taking)
+        for called in models
+    )
     return scheduler_pb2.StatusResponse(workers=workers, up_ns=up_ns)
-
-
-def _models(snapshot: Snapshot) -> list[tuple[str, ...]]:
-    """Return the names of each model once, whoever serves it."""
-    return sorted({tuple(view.models) for view in snapshot.workers})
 
 
 def _worker(view: WorkerView, instance_id: str) -> scheduler_pb2.WorkerStatus:

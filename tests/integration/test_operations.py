@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.integration.conftest import SIMULATED_FLAGS
 from tests.integration.test_crashes import status
 from tests.support.batch_lines import completion
 from tests.support.fleet import Fleet, penstock, read_jsonl, write_jsonl
+from tests.support.modules import python_path
 from tests.support.waiting import wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(180)]
@@ -92,6 +95,14 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     assert {result.outcome for result in finished.values()} == {public.Outcome.COMPLETED}, "it finished what it had"
     table = penstock("status", "--once", "--queue", fleet.queue.address, *scheduler)
     assert "drained" in table.stdout
+    submitting = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock.cli.main", "submit", "p", "--wait", "--max-tokens", "4", "--queue",
+        fleet.queue.address, *scheduler, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": python_path()},
+    )  # fmt: skip
+    assert submitting.stderr is not None
+    said = await asyncio.wait_for(submitting.stderr.readline(), 60)
+    assert said.startswith(b"waiting: all workers are drained or ending"), said
 
     await submit(fleet, 3, "second", 4)
     fleet.scheduler.kill()
@@ -105,6 +116,8 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     undone = penstock("drain", "w1", "--undo", *scheduler)
     assert undone.stdout == "w1 takes grants again\n", undone.stderr
     assert len(await results_of(fleet, "second", 3)) == 3
+    assert (await submitting.communicate())[1] == b""
+    assert submitting.returncode == 0
 
 
 async def test_a_rolling_restart_under_load_is_not_noticed(make_fleet: Callable[..., Fleet], tmp_path: Path) -> None:

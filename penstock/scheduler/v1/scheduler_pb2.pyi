@@ -804,8 +804,8 @@ class StatusRequest(_message.Message):
 
     NAMES_ONLY_FIELD_NUMBER: _builtins.int
     names_only: _builtins.bool
-    """Tell nothing but the names that the models of the workers answer to, and `up_ns`, which any key may know; without
-    it the call takes an operator or a service.
+    """Tell nothing but the names that the models of the workers answer to, with `draining` where all workers that answer
+    to these drain, and `up_ns`, which any key may know; without it the call takes an operator or a service.
     """
     def __init__(
         self,

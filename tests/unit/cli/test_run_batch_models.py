@@ -6,17 +6,18 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from penstock.cli import batch_fleet
+from penstock.cli import batch_fleet, vain
 from penstock.cli.batch_fleet import Peers, Served, look_again, served_models, telling_what_waits
 from penstock.connection import Patience
 from penstock.fleet import BACK_WITHIN_S
+from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, serving
@@ -145,18 +146,27 @@ def named(*lines: tuple[int, str]) -> Any:
     return lambda served: {model: line for line, model in lines if model not in served}
 
 
-async def said_of(scheduler: FakeScheduler, looks: int, waiting: Any) -> list[str]:
-    """Return what is said in so many looks at a scheduler."""
-    said: list[str] = []
-    async with serving_scheduler(scheduler) as address:
-        peers = Peers("127.0.0.1:1", address, 0.0)
-        async with telling_what_waits(peers, waiting, "run it again", said.append, every_s=0.001), asyncio.timeout(20):
-            while scheduler.asked < looks:
-                await asyncio.sleep(0)
-    return said
+@pytest.fixture
+def said_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Awaitable[list[str]]]:
+    monkeypatch.setattr(vain, "LOOK_EVERY_S", 0.001)
+
+    async def said_of(scheduler: FakeScheduler, looks: int, unserved: Any, waiting: int = 1) -> list[str]:
+        """Return what is said in so many looks at a scheduler, while so many lines wait at the queue."""
+        said: list[str] = []
+        queue = FakeQueue()
+        queue.requests += [request_pb2.Request(request_id=str(line), batch="b") for line in range(waiting)]
+        async with (
+            serving(queue) as at, serving_scheduler(scheduler) as address, asyncio.timeout(20),
+            telling_what_waits(Peers(at, address, 0.0), "b", unserved, "run it again", said.append),
+        ):  # fmt: skip
+            while scheduler.asked <= looks:
+                await asyncio.sleep(0.001)
+        return said
+
+    return said_of
 
 
-async def test_once_a_worker_is_there_it_is_said_which_lines_wait_for_none() -> None:
+async def test_once_a_worker_is_there_it_is_said_which_lines_wait_for_none(said_of: Any) -> None:
     waiting = named((3, "a"), (7, "odd"))
     assert await said_of(FakeScheduler(young("a", up_s=60)), 3, waiting) == [
         "waiting: the model 'odd' is not served here (served: a), and line 7 asks for it; if no worker is to come that "
@@ -171,8 +181,41 @@ async def test_once_a_worker_is_there_it_is_said_which_lines_wait_for_none() -> 
     assert await said_of(FakeScheduler(young("a", up_s=60)), 3, named()) == []
 
 
-async def test_nothing_is_said_of_a_fleet_that_may_not_be_whole() -> None:
+async def test_nothing_is_said_of_a_fleet_that_may_not_be_whole(said_of: Any) -> None:
     assert await said_of(FakeScheduler(young("a"), young()), 3, named((7, "odd"))) == []
+
+
+def drained(*models: str) -> scheduler_pb2.StatusResponse:
+    """Return a fleet with drained workers of `models`, and one of "b" that is not."""
+    status = young("b", up_s=60)
+    status.workers.extend(scheduler_pb2.WorkerStatus(model=model, draining=True) for model in models)
+    return status
+
+
+UNDRAIN = "none takes more, until `penstock drain WORKER --undo` has one take requests again"
+
+
+async def test_it_is_said_of_lines_that_all_workers_of_their_model_are_drained(said_of: Any) -> None:
+    waiting = named((3, "a"), (4, "b"), (5, "odd"))
+    said = await said_of(FakeScheduler(drained("a", "b")), 4, waiting)
+    assert [text.split(": ", 1)[1] for text in said] == [
+        f"all workers of the model 'a' are drained or ending, and line 3 asks for it: {UNDRAIN}",
+        "the model 'odd' is not served here (served: a, b), and line 5 asks for it; if no worker is to come that "
+        "serves it, interrupt this and run it again: such lines are then answered with that error",
+    ]
+    assert await said_of(FakeScheduler(drained("b")), 3, named((4, "b"))) == []
+
+
+async def test_it_is_said_that_all_workers_are_drained_each_time_that_they_are(said_of: Any) -> None:
+    none = scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus(model="b", draining=True)])
+    fleets = [none, none, drained(), none]
+    said = await said_of(FakeScheduler(*fleets), 6, named((4, "b")))
+    assert said == [f"waiting: all workers are drained or ending: {UNDRAIN}"] * 2
+
+
+async def test_nothing_is_said_of_lines_that_run(said_of: Any) -> None:
+    """A drained worker finishes what it has."""
+    assert await said_of(FakeScheduler(drained("a")), 3, named((3, "a")), waiting=0) == []
 
 
 async def test_a_run_begun_without_workers_tells_which_lines_they_do_not_serve_and_refuses_them_when_run_again(

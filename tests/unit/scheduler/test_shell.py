@@ -250,6 +250,22 @@ async def test_a_client_is_told_the_names_of_models_alone() -> None:
     assert told == scheduler_pb2.StatusResponse(workers=[scheduler_pb2.WorkerStatus()]), "nothing else"
 
 
+async def test_a_client_is_told_of_a_model_that_all_who_serve_it_are_drained() -> None:
+    shell = Shell()
+    for worker in "ab":
+        shell.open(worker)
+    servicer, asked = SchedulerServicer(shell.runner), scheduler_pb2.StatusRequest(names_only=True)
+
+    async def told_after(*messages: m.Input) -> list[bool]:
+        shell.runner.feed(messages)
+        shell.runner.wake()
+        return [worker.draining for worker in (await servicer.Status(asked, cast("Context", None))).workers]
+
+    assert await told_after(m.DrainRequested("a")) == [False]
+    assert await told_after(m.DrainRequested("b")) == [True]
+    assert await told_after(m.DrainRequested("a", undo=True)) == [False]
+
+
 def test_metrics_show_what_is_predicted_of_each_worker() -> None:
     shell = Shell("predictive")
     shell.open()
