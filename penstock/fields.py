@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, TypedDict
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from penstock.errors import InvalidRequest
 from penstock.request.v1 import request_pb2 as pb
 
@@ -124,6 +126,23 @@ OTHER_NAMES = {
 }
 """Names that other interfaces have for fields of this one, where the spelling alone would mislead."""
 
+_WHOLE = {
+    FieldDescriptor.TYPE_SINT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.TYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.TYPE_SINT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.TYPE_UINT64: (0, 2**64 - 1),
+}
+
+WHOLE_NUMBERS = {
+    field.name: _WHOLE[field.type]
+    for message in (pb.Request, pb.SamplingParams)
+    for field in message.DESCRIPTOR.fields
+    if field.type in _WHOLE
+}
+"""The least and the most that each field of whole numbers, one or several, can hold."""
+
 NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 """What gives items one by one and is no list: they would be a text's characters or bytes, keys, or in any order."""
 
@@ -166,7 +185,12 @@ def _naming(name: str) -> Iterator[None]:
     """Raise InvalidRequest naming the field for what protobuf says of the value it is given inside."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:
+        if name not in WHOLE_NUMBERS:
+            raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
+        least, most = WHOLE_NUMBERS[name]
+        raise InvalidRequest(f"{name}: takes whole numbers from {least} to {most} ({error})", name) from None
+    except (TypeError, AttributeError) as error:
         raise InvalidRequest(f"{name}: {error}", name, "invalid_type") from None
 
 
@@ -223,6 +247,8 @@ def _wanted(value: Any) -> bool:
 def _json(name: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        raise InvalidRequest(f"{name}: is nested too deeply", name) from None
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"{name}: not JSON ({error})", name, "invalid_type") from None
 

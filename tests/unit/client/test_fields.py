@@ -132,6 +132,34 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     assert refused.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "range_told"),
+    [
+        ("priority", 2**31, f"{-(2**31)} to {2**31 - 1}"),
+        ("priority", -(10**30), f"{-(2**31)} to {2**31 - 1}"),
+        ("seed", 2**63, f"{-(2**63)} to {2**63 - 1}"),
+        ("max_tokens", -1, f"0 to {2**32 - 1}"),
+        ("deadline_unix_ns", 2**63, f"{-(2**63)} to {2**63 - 1}"),
+        ("stop_token_ids", [1, 2**32], f"0 to {2**32 - 1}"),
+    ],
+)
+def test_a_number_that_its_field_cannot_hold_is_told_which_it_can(name: str, value: Any, range_told: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name}: takes whole numbers from {range_told} ") as refused:
+        build(prompt="p", **{name: value})
+    assert (refused.value.param, refused.value.code) == (name, "invalid_request")
+
+
+@pytest.mark.parametrize("name", ["extra_args", "messages"])
+def test_what_is_nested_too_deeply_to_be_written_is_refused(name: str) -> None:
+    value: list[Any] = []
+    for _ in range(200_000):
+        value = [value]
+    with pytest.raises(InvalidRequest, match=f"^{name}: is nested too deeply$"):
+        build(**{"prompt": "p"} if name == "extra_args" else {}, **{name: [{"a": value}]})
+    while value:
+        value = value.pop()  # one by one: to free them all at once takes a stack too
+
+
 class Numbers:
     """Like an array of numpy's or torch's: it says of itself neither that it is empty nor that it is not."""
 
