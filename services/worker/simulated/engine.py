@@ -323,7 +323,7 @@ def _extra_tokens(extra_args_json: str, name: str) -> int | None:
         return None
     try:
         value = json.loads(extra_args_json).get(name)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise RequestRefusedError(
             "invalid_parameter", "extra_args_json is not a JSON object", "sampling.extra_args_json"
         ) from None

@@ -12,14 +12,13 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionNamedToolChoiceParam, ChatCompletionRequest
-from vllm.exceptions import VLLMError
 from vllm.parser import Parser, ParserManager
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import ChoiceStep, EngineRequest, EngineStep, Part, RequestRefusedError
 from services.worker.told import Told
-from services.worker.vllm.sampling import refusal
+from services.worker.vllm.sampling import UNREADABLE, refusal
 
 
 def parser_class(tools: str, reasoning: str = "", tokenizer: Any = None) -> type[Parser] | None:
@@ -54,7 +53,7 @@ def chat_request(chat: pb.ChatPrompt) -> ChatCompletionRequest:
             add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
             **offered,
         )
-    except (VLLMError, ValueError, TypeError, KeyError) as error:
+    except UNREADABLE as error:
         raise refusal(error, _asked_of(chat)) from error
 
 
@@ -127,7 +126,7 @@ class MessageRun:
         request.spaces_between_special_tokens = params.spaces_between_special_tokens
         try:
             request = self._request = parser.adjust_request(request)
-        except (VLLMError, ValueError, TypeError, KeyError) as error:
+        except UNREADABLE as error:
             raise refusal(error, self._asked_of) from error
         params.structured_outputs = request.extract_structured_outputs()
         params.skip_special_tokens = request.skip_special_tokens
@@ -142,7 +141,7 @@ class MessageRun:
             return {}
         try:
             ended = self._request.resolve_reasoning_ended(self._made(), self._prompt_ids)
-        except (VLLMError, ValueError, TypeError, KeyError) as error:
+        except UNREADABLE as error:
             raise refusal(error, self._asked_of) from error
         return {
             "reasoning_ended": ended,
@@ -169,7 +168,7 @@ class MessageRun:
                 chat_template_kwargs=self._template_kwargs(),
                 model_config=self._model_config,
             )
-        except (VLLMError, ValueError, TypeError, KeyError) as error:  # of a variable that it does not understand
+        except UNREADABLE as error:  # of a variable that it does not understand
             raise refusal(error, self._asked_of) from error
 
     def _template_kwargs(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
-from vllm.exceptions import VLLMError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
@@ -17,7 +17,7 @@ from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 from services.worker.engine import PromptSpec, Rendered
 from services.worker.tools import refuse_calls
 from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing, refuse_variables
-from services.worker.vllm.sampling import refusal
+from services.worker.vllm.sampling import UNREADABLE, refusal
 from services.worker.vllm.templates import NO_DEFAULTS, ChatDefaults
 
 MISTRAL_ID_CHARACTERS = 9
@@ -60,7 +60,7 @@ class VllmRenderer:
         """Render one prompt. Raises RequestRefusedError with vLLM's message."""
         try:
             prompt = self._chat(spec) if spec.messages_json is not None else self._completion(spec)
-        except (VLLMError, ValueError, TypeError, KeyError) as error:
+        except UNREADABLE as error:
             raise refusal(error, "messages" if spec.messages_json is not None else "prompt") from error
         ids = array("I", prompt["prompt_token_ids"])
         text = None

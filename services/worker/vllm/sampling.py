@@ -49,8 +49,14 @@ STRUCTURED = "sampling.structured_outputs"
 NARROWING = ("allowed_token_ids", "bad_words")
 """Fields that forbid tokens whatever the output's form allows; where that allows only its end, `min_tokens` do not."""
 
-COMPLAINTS = (VLLMError, ValueError, TypeError, OverflowError)
-"""What vLLM raises, with words for whoever asked, where parameters are wrong, or cannot be told to its core."""
+COMPLAINTS = (VLLMError, ValueError, TypeError, OverflowError, RecursionError)
+"""What vLLM raises, with words for whoever asked, where parameters are wrong, or cannot be told to its core.
+
+How deeply nested JSON can be read depends on the stack of whoever reads it: the queue has read all that comes here.
+"""
+
+UNREADABLE = (*COMPLAINTS, KeyError)
+"""The same, of what shapes a prompt, or how the answer to it is read."""
 
 NOT_THE_REQUESTS = (ImportError, MemoryError)
 """What its checks of a request may raise that says nothing of the request: a backend that is not installed."""
@@ -118,6 +124,8 @@ def _extra_args(text: str) -> dict[str, Any] | None:
         extra = json.loads(text)
     except ValueError as error:
         raise VLLMValidationError(f"extra_args_json is not JSON: {error}", parameter="extra_args_json") from None
+    except RecursionError:
+        raise VLLMValidationError("extra_args_json is nested too deeply", parameter="extra_args_json") from None
     if not isinstance(extra, dict):
         raise VLLMValidationError("extra_args_json is not a JSON object", parameter="extra_args_json")
     refuse_transfer(extra)
@@ -128,7 +136,9 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     """Return vLLM's complaint in the words of a request error; `where` is the message the field belongs to."""
     # The first argument of an error of encoding is the code's name alone.
     message = str(error.args[0]) if error.args and not isinstance(error, UnicodeError) else str(error)
-    if not isinstance(error, COMPLAINTS):
+    if isinstance(error, RecursionError):
+        message = "nested too deeply to be read"
+    elif not isinstance(error, COMPLAINTS):
         message = f"vLLM cannot read it ({type(error).__name__}{message and ': '}{message})"
     parameter = getattr(error, "parameter", None) or ""
     if parameter in LENGTH_PARAMETERS or "longer than the maximum model length" in message:

@@ -322,9 +322,10 @@ async def test_more_than_fits_is_queued_and_all_end(made: UnderTest, n: int) -> 
     await until_all_free(made)
 
 
-async def test_a_bad_parameter_is_refused_before_anything_runs(made: UnderTest) -> None:
+@pytest.mark.parametrize("wrong", ["not json", '{"a": ' + "[" * 5000 + "]" * 5000 + "}"], ids=["no JSON", "deep"])
+async def test_a_bad_parameter_is_refused_before_anything_runs(made: UnderTest, wrong: str) -> None:
     with pytest.raises(RequestRefusedError) as caught:
-        await collect(generation(made, extra_args_json="not json"))
+        await collect(generation(made, extra_args_json=wrong))
     assert "extra_args_json" in caught.value.param
     assert caught.value.message
 

@@ -56,6 +56,15 @@ def test_a_history_is_not_checked_again_for_its_calls() -> None:
     assert len(request.messages) == 1
 
 
+def test_a_chat_that_is_nested_too_deeply_to_be_read_is_refused() -> None:
+    from services.worker.vllm.parsing import chat_request
+
+    deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    with pytest.raises(RequestRefusedError, match="nested too deeply") as refused:
+        chat_request(pb.ChatPrompt(messages_json="[]", chat_template_kwargs_json=deep))
+    assert (refused.value.code, refused.value.param) == ("invalid_prompt", "messages")
+
+
 def test_mistrals_tokenizer_gets_ids_of_calls_as_vllms_server_cuts_them() -> None:
     from vllm.tokenizers.mistral import truncate_tool_call_ids
 

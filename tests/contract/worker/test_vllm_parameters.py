@@ -13,6 +13,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import EngineRequest, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
 from tests.contract.worker.conftest import UnderTest
+from tests.support.json_depth import levels_around_the_limit
 
 pytestmark = [
     pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120),
@@ -138,6 +139,7 @@ async def test_cached_prompt_tokens_are_counted(made: UnderTest) -> None:
         ({"structured_outputs": pb.StructuredOutputs(json_schema="{nope")}, ""),
         ({"structured_outputs": pb.StructuredOutputs()}, "structured outputs"),
         ({"extra_args_json": "[1]"}, "extra_args_json"),
+        ({"extra_args_json": '{"a": ' + "[" * 5000 + "]" * 5000 + "}"}, "extra_args_json is nested too deeply"),
     ],
 )
 async def test_what_vllm_refuses_is_refused_with_its_words(
@@ -147,6 +149,19 @@ async def test_what_vllm_refuses_is_refused_with_its_words(
         await run(made, pb.SamplingParams(**fields))  # type: ignore[arg-type]
     assert said in caught.value.message
     assert caught.value.param.startswith("sampling")
+    assert (await run(made, greedy())).tokens == 12
+
+
+async def test_extra_arguments_that_are_nested_almost_too_deeply_run_or_are_refused(made: UnderTest) -> None:
+    """The queue may read what the worker cannot, and the worker what it cannot tell to vLLM's core."""
+    refused = []
+    for levels in levels_around_the_limit()[::4]:
+        try:
+            await run(made, greedy(extra_args_json='{"a": ' + "[" * levels + "]" * levels + "}"), 1)
+        except RequestRefusedError as error:
+            refused.append(error)
+    assert 0 < len(refused) < len(levels_around_the_limit()[::4])
+    assert all(error.param.startswith("sampling") and "nested too deeply" in error.message for error in refused)
     assert (await run(made, greedy())).tokens == 12
 
 
