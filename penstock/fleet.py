@@ -30,5 +30,10 @@ def drained_of(status: scheduler_pb2.StatusResponse) -> frozenset[str]:
     return names_of(status) - _names(worker for worker in status.workers if not worker.draining)
 
 
+def all_drained(model: str = "") -> str:
+    """Return what is said where all workers that answer to `model`, or all there are, take no new grants."""
+    return f"all workers{f' of the model {model!r}' if model else ''} are drained or ending"
+
+
 def _names(workers: Iterable[scheduler_pb2.WorkerStatus]) -> frozenset[str]:
     return frozenset(name for worker in workers for name in (worker.model, *worker.model_aliases) if name)

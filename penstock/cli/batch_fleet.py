@@ -15,11 +15,12 @@ from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
-from penstock.cli.vain import UNDRAIN, Look, Say, ask_fleet, drained, telling
+from penstock.cli.vain import UNDRAIN, Look, Say, ask_fleet, telling
 from penstock.client import Client
 from penstock.connection import MOST_PAUSE_S, Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
 from penstock.exits import EX_UNAVAILABLE
+from penstock.fleet import all_drained
 from penstock.queue.v1 import queue_pb2 as pb
 
 WORKERS_MEET_SCHEDULER_S = 15.0
@@ -181,12 +182,12 @@ def _in_vain(unserved: Unserved, again: str, told: Look) -> Iterator[str]:
     if not told.names:
         yield "no worker is connected"
     elif told.all_drained:
-        yield f"{drained()}: {UNDRAIN}"
+        yield f"{all_drained()}: {UNDRAIN}"
     else:
         for model, line in sorted(unserved(told.names - told.drained).items()):
             asks = f"and line {line} asks for it"
             if model in told.drained:
-                yield f"{drained(model)}, {asks}: {UNDRAIN}"
+                yield f"{all_drained(model)}, {asks}: {UNDRAIN}"
             else:
                 yield (
                     f"{not_served(model, told.names)}, {asks}; if no worker is to come that serves it, interrupt this "

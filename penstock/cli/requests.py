@@ -17,10 +17,11 @@ import typer
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError, one_line
-from penstock.cli.vain import UNDRAIN, Look, drained, telling
+from penstock.cli.vain import UNDRAIN, Look, telling
 from penstock.client import Client
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fields import RequestFields
+from penstock.fleet import all_drained
 from penstock.results import Progress, RequestState, Result, TokenDelta
 from penstock.telling import tell
 
@@ -133,7 +134,7 @@ def _why(model: str, told: Look) -> Iterator[str]:
     elif model and model not in told.names:
         yield f"no connected worker serves the model {model!r} (served: {', '.join(sorted(told.names))})"
     elif model in told.drained or told.all_drained:
-        yield f"{drained(model)}: {UNDRAIN}"
+        yield f"{all_drained(model)}: {UNDRAIN}"
 
 
 def _say(text: str) -> None:

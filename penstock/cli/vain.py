@@ -59,11 +59,6 @@ async def ask_fleet(client: Client) -> Look:
     return Look(names_of(status), drained_of(status), young_for_s(status))
 
 
-def drained(model: str = "") -> str:
-    """Return what is said where all workers of `model`, or all there are, take no more requests."""
-    return f"all workers{f' of the model {model!r}' if model else ''} are drained or ending"
-
-
 @asynccontextmanager
 async def telling(queue: str, scheduler: str, in_vain: InVain, waits: Waits, say: Say) -> AsyncIterator[None]:
     """Say meanwhile what is waited for in vain: when it begins, and now and then for as long as it holds."""

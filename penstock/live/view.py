@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.fleet import all_drained, drained_of
 from penstock.live.rates import Rate, total
 from penstock.live.reading import Reading
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
@@ -198,9 +199,10 @@ def why_refused(queue: StatsResponse) -> str:
 
 
 def unserved_lines(fleet: StatusResponse) -> list[str]:
-    """Return a line for each model that requests wait for in vain."""
+    """Return a line for each model that requests wait for in vain, and for each of which no worker takes any."""
+    drained = drained_of(fleet).intersection(worker.model for worker in fleet.workers)
     return [
         f"{unserved.waiting} requests wait for "
         + (f"the model {unserved.model!r}, which no connected worker serves" if unserved.model else "a worker")
         for unserved in fleet.unserved_models
-    ]
+    ] + [f"{all_drained(model)}: none takes requests for it" for model in sorted(drained)]

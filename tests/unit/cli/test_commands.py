@@ -268,6 +268,13 @@ async def test_status_names_models_that_nobody_serves(shell: Shell) -> None:
     assert "1 requests wait for a worker" in ran.out
 
 
+async def test_status_names_models_that_only_drained_workers_serve(shell: Shell) -> None:
+    workers = [pb.WorkerStatus(worker_id="w", model="tiny", connected=True, draining=True)]
+    async with serving_scheduler(FakeScheduler(pb.StatusResponse(workers=workers))) as address:
+        ran = await shell.run("status", "--once", "--scheduler", address)
+    assert "all workers of the model 'tiny' are drained or ending: none takes requests for it" in ran.out
+
+
 async def test_a_deadline_is_after_now(shell: Shell) -> None:
     refused = await shell.run("submit", "x", "--deadline-s", "0")
     assert (refused.status, "--deadline-s" in refused.err) == (2, True)

@@ -160,6 +160,19 @@ def test_there_are_no_workers() -> None:
     assert shown.problems == ("7 requests wait for a worker",)
 
 
+def test_a_model_that_only_drained_workers_serve_is_named() -> None:
+    def of(name: str, model: str, **fields: bool) -> WorkerStatus:
+        made = worker(name, **fields)
+        made.model = model
+        return made
+
+    drained, other = of("a", "tiny", draining=True), of("b", "other", draining=True)
+    said = "all workers of the model 'tiny' are drained or ending: none takes requests for it"
+    assert view(StatsResponse(), fleet(drained, of("c", "other"), other)).problems == (said,)
+    assert view(StatsResponse(), fleet(drained, of("c", "tiny"))).problems == ()
+    assert view(StatsResponse(), fleet(drained, of("c", "tiny", connected=False))).problems == (), "it comes back"
+
+
 def test_workers_and_their_states() -> None:
     shown = view(
         StatsResponse(),
