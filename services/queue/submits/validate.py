@@ -259,7 +259,9 @@ def _json(param: str, text: str, parse_int: Callable[[str], int] | None = None) 
     try:
         found = json.loads(text, parse_int=parse_int)
         speakable = unspeakable_field(data, {param: found}) is None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidRequestError(param, "is nested too deeply") from None
+    except ValueError as error:
         raise InvalidRequestError(param, f"is not JSON: {error}") from None
     if not speakable:
         raise InvalidRequestError(param, UNSPEAKABLE)

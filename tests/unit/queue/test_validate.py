@@ -205,6 +205,12 @@ def test_what_is_nested_almost_too_deeply_passes_or_is_refused() -> None:
             check(offering("[{}]", choice), {"batch"})
 
 
+def test_what_is_nested_too_deeply_is_told_so() -> None:
+    deep = sampling(extra_args_json='{"a": ' + "[" * 5000 + "]" * 5000 + "}")
+    with pytest.raises(InvalidRequestError, match=r"^sampling\.extra_args_json: is nested too deeply$"):
+        check(deep, {"batch"})
+
+
 def test_a_refusal_is_short_however_long_what_it_quotes() -> None:
     with pytest.raises(InvalidRequestError, match="known: batch") as refusal:
         check(request(channel="\x01" * 1_000_000), {"batch"})
