@@ -166,18 +166,19 @@ async def start_scheduler(*flags: str) -> tuple[asyncio.subprocess.Process, str]
     return process, line.split()[-1]
 
 
-async def start_queue(queue: FakeQueue, port: int = 0) -> tuple[grpc.aio.Server, int]:
+async def start_queue(queue: FakeQueue, port: int) -> grpc.aio.Server:
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     queue_pb2_grpc.add_QueueServiceServicer_to_server(queue, server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    return server, port
+    return server
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     queue = FakeQueue()  # type: ignore[abstract]
-    server, port = await start_queue(queue)
+    port = free_port()  # a stop and a start later it is still its own
+    server = await start_queue(queue, port)
     process, address = await start_scheduler("--queue-address", f"127.0.0.1:{port}", "--epoch-grace-s", "0")
     async with grpc.aio.insecure_channel(address) as channel:
         made = Rig(queue, server, port, process, address, channel)
@@ -350,7 +351,7 @@ async def test_the_queue_may_come_later_and_come_back(rig: Rig) -> None:
     await rig.queue_server.stop(None)
     await wait_for_async(lambda: queue_is(rig, False), "the loss to be noticed", PATIENCE_S)
     rig.queue.streams.clear()
-    rig.queue_server, _ = await start_queue(rig.queue, rig.queue_port)
+    rig.queue_server = await start_queue(rig.queue, rig.queue_port)
     await rig.queue.announce("r2")
     assert (await worker.hear()).grant.request_id == "r2"
 

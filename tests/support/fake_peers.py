@@ -16,6 +16,7 @@ from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.scheduler.v1 import scheduler_pb2_grpc
 from services.rpc.limits import SERVER_OPTIONS
 from services.rpc.outbox import Outbox
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for_async
 
 T = TypeVar("T")
@@ -204,8 +205,8 @@ class Peers:
     def __init__(self) -> None:
         self.queue = FakeQueue()  # type: ignore[abstract]
         self.scheduler = FakeScheduler()  # type: ignore[abstract]
-        self.queue_port = 0
-        self.scheduler_port = 0
+        self.queue_port = free_port()
+        self.scheduler_port = free_port()
         self._servers: dict[str, grpc.aio.Server] = {}
 
     async def start(self) -> None:
@@ -214,18 +215,18 @@ class Peers:
         await self.start_scheduler()
 
     async def start_queue(self) -> None:
-        """Start the queue, on the port it had before."""
+        """Start the queue, on the port that is its own."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
         queue_pb2_grpc.add_QueueServiceServicer_to_server(self.queue, server)
-        self.queue_port = server.add_insecure_port(f"127.0.0.1:{self.queue_port}")
+        server.add_insecure_port(f"127.0.0.1:{self.queue_port}")
         await server.start()
         self._servers["queue"] = server
 
     async def start_scheduler(self) -> None:
-        """Start the scheduler, on the port it had before."""
+        """Start the scheduler, on the port that is its own."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, server)
-        self.scheduler_port = server.add_insecure_port(f"127.0.0.1:{self.scheduler_port}")
+        server.add_insecure_port(f"127.0.0.1:{self.scheduler_port}")
         await server.start()
         self._servers["scheduler"] = server
 
@@ -239,7 +240,7 @@ class Peers:
             await self.stop(name)
 
 
-async def until(fact: Callable[[], T | None], what: str, timeout_s: float = 30.0) -> T:
+async def until(fact: Callable[[], T | None], what: str, timeout_s: float = 60.0) -> T:
     """Wait for `fact` to be true and return it; the event loop runs on."""
 
     async def asked() -> T | None:

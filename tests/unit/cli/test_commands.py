@@ -22,6 +22,7 @@ from penstock.scheduler.v1 import scheduler_pb2 as pb
 from tests.support.batch_lines import completion
 from tests.support.fake_queue import Answerer, FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+from tests.support.ports import free_port
 from tests.support.shell import Shell
 from tests.support.waiting import wait_for_async
 
@@ -134,8 +135,8 @@ async def test_an_answer_is_waited_for_while_the_queue_is_away(
     stream: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(requests, "QUICK_RETRY_S", 0.0)  # whoever has no more patience gives up at once
-    queue = FakeQueue()
-    async with serving(queue) as address:
+    queue, address = FakeQueue(), f"127.0.0.1:{free_port()}"
+    async with serving(queue, address):
         submit = await asked(queue, address, stream)
     await queue.finish_all()
     async with serving(queue, address):

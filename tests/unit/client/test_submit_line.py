@@ -18,6 +18,7 @@ from penstock.limits import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from tests.support.fake_queue import FakeQueue, serving
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for_async
 
 
@@ -128,7 +129,8 @@ async def test_a_broken_stream_loses_and_repeats_nothing_and_the_next_submit_ope
 
 
 async def test_a_queue_that_is_away_is_waited_for(queue: Held) -> None:
-    async with serving(queue) as address:
+    address = f"127.0.0.1:{free_port()}"
+    async with serving(queue, address):
         client = penstock.Client(address, retry_for_s=20)
         await client.submit(prompt="before")
     waiting = asyncio.create_task(submitted(client, 10))

@@ -23,6 +23,7 @@ from services.gateway.group import Group
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
 from tests.support.fake_queue import FakeQueue, serving
+from tests.support.ports import free_port
 from tests.unit.gateway.test_generation import PATIENCE_S, until
 
 IDS = [f"r-{number}" for number in range(5)]
@@ -61,9 +62,7 @@ class Counting(Client):
 @asynccontextmanager
 async def away() -> AsyncIterator[Counting]:
     """A client of a queue that is not there, and that `serving(queue, client.queue_address)` brings."""
-    async with serving(FakeQueue()) as address:
-        pass
-    async with Counting(address, retry_for_s=0.02) as client:
+    async with Counting(f"127.0.0.1:{free_port()}", retry_for_s=0.02) as client:
         yield client
 
 

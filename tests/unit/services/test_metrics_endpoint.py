@@ -9,12 +9,7 @@ import pytest
 
 from penstock.exits import EX_UNAVAILABLE
 from services.telemetry import start_metrics
-
-
-def free_port(family: socket.AddressFamily, host: str) -> int:
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+from tests.support.ports import free_port
 
 
 @pytest.mark.parametrize(
@@ -27,9 +22,10 @@ def free_port(family: socket.AddressFamily, host: str) -> int:
 )
 def test_it_is_served_where_the_other_ports_can_be(family: socket.AddressFamily, bound: str, listen: str) -> None:
     try:
-        port = free_port(family, bound)
+        socket.create_server((bound, 0), family=family).close()
     except OSError:
         pytest.skip(f"this machine has no {bound}")
+    port = free_port()
     start_metrics(f"{listen}:{port}")
     there = f"[{bound}]" if family is socket.AF_INET6 else bound
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{there}:{port}/metrics") as answer:
