@@ -70,7 +70,7 @@ async def _good_submitter(channel: grpc.aio.Channel) -> Works:
     async def works() -> None:
         tagged = queue_pb2.TaggedRequest(tag=1, request=request_pb2.Request(text="x", channel="batch"))
         await stream.write(queue_pb2.SubmitRequest(batch=queue_pb2.SubmitBatch(requests=[tagged])))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             acks = (await stream.read()).acks.acks
             await stub.Stats(queue_pb2.StatsRequest())
         assert [ack.status for ack in acks] == [queue_pb2.SUBMIT_STATUS_ACCEPTED]
@@ -101,7 +101,7 @@ async def _good_worker(channel: grpc.aio.Channel) -> Works:
             status = await stub.Status(scheduler_pb2.StatusRequest())
             return any(worker.worker_id == name and worker.engine.step_ns == step for worker in status.workers)
 
-        await wait_for_async(heard, "the scheduler to hear the good worker", 10)
+        await wait_for_async(heard, "the scheduler to hear the good worker")
 
     return works
 
@@ -152,7 +152,7 @@ async def test_messages_that_are_none(victim: Service) -> None:
         async def refused() -> bool:
             return len(connection.ended) == len(streams)
 
-        await wait_for_async(refused, "every such call to be ended", 20)
+        await wait_for_async(refused, "every such call to be ended")
         await connection.close()
 
 
@@ -166,7 +166,7 @@ async def test_oversized_messages(victim: Service) -> None:
         async def refused() -> bool:
             return len(connection.ended) == len(streams)
 
-        await wait_for_async(refused, "every such call to be ended", 20)
+        await wait_for_async(refused, "every such call to be ended")
         await connection.close()
 
 
@@ -205,7 +205,7 @@ async def test_ten_thousand_idle_calls(victim: Service) -> None:
         async def refused() -> bool:
             return sum(len(connection.ended) for connection in connections) >= 10_000 - MAX_CALLS_OF_HOST
 
-        await wait_for_async(refused, "the calls beyond the limit to be refused", 30)
+        await wait_for_async(refused, "the calls beyond the limit to be refused")
         await works()
         for connection in connections:
             await connection.close()
@@ -219,7 +219,7 @@ async def test_a_connection_has_no_more_streams_than_allowed(victim: Service) ->
         async def refused() -> bool:
             return len(connection.ended) >= 200 or connection.closed.is_set()
 
-        await wait_for_async(refused, "the streams beyond the limit to be refused", 20)
+        await wait_for_async(refused, "the streams beyond the limit to be refused")
         await works()
         await connection.close()
 
@@ -245,7 +245,7 @@ async def test_more_connections_than_allowed(victim: Service) -> None:
         async def refused() -> bool:
             return sum(connection.closed.is_set() for connection in many) >= 100
 
-        await wait_for_async(refused, "the connections beyond the limit to be closed", 20)
+        await wait_for_async(refused, "the connections beyond the limit to be closed")
         await works()
         for connection in many:
             await connection.close()
@@ -258,7 +258,7 @@ async def test_more_connections_than_allowed(victim: Service) -> None:
                 return False
             return True
 
-        await wait_for_async(served, "a new connection to be served", 20)
+        await wait_for_async(served, "a new connection to be served")
 
 
 def test_the_file_limit_leaves_room_for_the_store(victim: Service) -> None:

@@ -24,7 +24,7 @@ from services.queue.storage.rocksdb_store import RocksdbStore
 
 pytestmark = pytest.mark.processes
 
-START_S = 30
+START_S = 60
 
 
 class Process:

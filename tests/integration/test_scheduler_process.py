@@ -27,7 +27,7 @@ from tests.support.waiting import wait_for_async
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 POLICY = "virtual-channels"
 """Books what can be told from a request alone, so that a test can name the numbers."""
 

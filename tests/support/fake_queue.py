@@ -14,7 +14,7 @@ from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1 import queue_pb2_grpc
 from penstock.request.v1 import request_pb2
 
-SOON_S = 20.0
+SOON_S = 60.0
 """Time that a fact is given which is there at once."""
 
 Answerer = Callable[[request_pb2.Request], request_pb2.Result]

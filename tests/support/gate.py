@@ -25,7 +25,7 @@ class Gate:
 
     async def reached(self) -> None:
         """In the test: return when somebody waits, or has waited, once more than before."""
-        await asyncio.wait_for(asyncio.to_thread(os.read, self._reached, 1), 20)
+        await asyncio.wait_for(asyncio.to_thread(os.read, self._reached, 1), 60)
 
     def open(self) -> None:
         """In the test: let one through."""

@@ -9,7 +9,7 @@ import json
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any
 
@@ -303,12 +303,12 @@ def test_to_look_at_a_text_takes_no_longer_than_it_is_long(part: str) -> None:
     from services.worker.vllm.structured import bound
 
     text = part * (MOST_BYTES // len(part))
-    began = perf_counter()
+    began = thread_time()
     with suppress(RequestRefusedError):
         bound(StructuredOutputsParams(grammar=text), 100)
     with suppress(RequestRefusedError):
         bound(StructuredOutputsParams(regex=text), 100)
-    assert perf_counter() - began < 1
+    assert thread_time() - began < 1
 
 
 def test_a_question_mark_that_is_text_is_no_option(home: Path) -> None:

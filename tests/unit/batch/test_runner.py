@@ -157,7 +157,7 @@ async def test_a_line_that_an_earlier_run_had_answered_meanwhile_is_not_judged_a
 
     async def look_again(models: Collection[str]) -> set[str]:
         """Say that nobody serves any of them, once the queue has told what became of the first."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not bench.observer.answered:
                 await asyncio.sleep(0.01)
         return set()

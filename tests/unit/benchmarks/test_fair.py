@@ -54,7 +54,7 @@ def test_the_main_job_with_failed_requests_ends_as_failed(
 
 def test_a_probe_without_an_answer_is_no_short_one() -> None:
     probe = bench_batch_files.Probe(f"127.0.0.1:{free_port()}")
-    probe._thread.join(10)
+    probe._thread.join(60)
     with pytest.raises(SystemExit, match="did not answer"):
         probe.take_s()
     probe.stop()

@@ -142,7 +142,7 @@ async def test_what_comes_after_a_broken_stream_is_sent_on_the_new_one(
         for number in range(100, 200):
             yield {"prompt": f"p {number}"}
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for _ in client.submit_many(source()):
             acked += 1
             if acked == 100:

@@ -175,7 +175,7 @@ async def test_a_collector_that_does_not_answer_holds_up_no_other_task(client: p
 
     def export() -> None:
         entered.set()
-        answered.append(answers.wait(5))
+        answered.append(answers.wait(60))
 
     client._tracer.close = export  # type: ignore[method-assign]
     closing = asyncio.create_task(client.close())
@@ -204,7 +204,7 @@ TELL = """
 async def told():
     for call in (client.stats(), client.submit(prompt="p"), client.result("r"), anext(client.watch("b"))):
         try:
-            await asyncio.wait_for(call, 3)
+            await asyncio.wait_for(call, 60)
         except Exception as error:
             print(type(error).__name__, str(error).partition(";")[0])
 asyncio.run(told())

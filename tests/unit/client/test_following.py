@@ -260,7 +260,7 @@ async def test_who_has_only_just_begun_to_wait_when_the_client_closes_is_told(qu
         await asyncio.sleep(0)  # it has begun, and the stream's task has not
         await client.close()
         with pytest.raises(penstock.Unavailable, match="closed"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await waiting
 
 

@@ -118,7 +118,7 @@ def _timeless(told: tuple[type[Exception], str, str, str]) -> tuple[str, ...]:
 async def test_a_full_disk_is_told_as_by_a_unary_call(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(Telemetry(None), MemoryStore(disk_free_bytes=1)) as peer:
         peer.service.committer.health.check_disk()
-        async with penstock.Client(f"127.0.0.1:{peer.port}", retry_for_s=60) as client, asyncio.timeout(10):
+        async with penstock.Client(f"127.0.0.1:{peer.port}", retry_for_s=60) as client, asyncio.timeout(30):
             over_a_stream = await told(client)
             monkeypatch.setattr(submit_line, "TARGET_FRAME_BYTES", 0)
             assert over_a_stream == await told(client)

@@ -166,7 +166,7 @@ async def test_a_key_that_changes_while_an_ack_is_awaited_is_asked_for_again(
 
 async def test_a_full_disk_is_told_at_once(client: penstock.Client, queue: Held) -> None:
     queue.refuse_submits = 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(penstock.Unavailable, match="the disk is nearly full"):
             await client.submit(prompt="p")
     assert not queue.refuse_submits

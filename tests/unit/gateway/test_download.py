@@ -43,7 +43,7 @@ async def test_at_a_stop_a_download_that_has_not_begun_is_told_so(told: bytes) -
         await asyncio.Event().wait()
 
     visit = Visit(Stopping(Download(parts(), {}, Vigil())), "GET", "/", b"", {})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await waits.wait()
         visit.task.cancel()
         with pytest.raises(asyncio.CancelledError):

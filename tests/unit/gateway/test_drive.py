@@ -413,10 +413,17 @@ async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkey
     assert sorted(await rig.error_ids(done)) == sorted(f"line-{n}" for n in range(LINES))
 
 
-async def test_lines_that_find_no_room_until_the_time_is_over_are_not_submitted(rig: Rig) -> None:
+async def test_lines_that_find_no_room_until_the_time_is_over_are_not_submitted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "QUOTA_PAUSE_S", 0.02)
     rig.service.committer.post(SetQuotas({DEFAULT_TENANT: Quota(requests=4)}))
-    batch = await rig.batch(expires_at=int(time.time()) + 2)
-    await rig.drive(await rig.take(batch, "me")).run()
+    batch = await rig.batch()
+    driving = asyncio.create_task(rig.drive(held := await rig.take(batch, "me")).run())
+    await wait_for_async(lambda: _true_of(lambda: len(rig.keys()) == 4), "the lines for which there is room")
+    rig.service._clock._offset_ns += 3_600 * 10**9  # the queue's time and the gateway's: it is over
+    held.now_s = lambda: float(batch.expires_at)
+    await driving
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed, done.progress.cut) == (Status.EXPIRED, LINES, True)
 

@@ -73,7 +73,7 @@ async def test_a_page_that_others_wait_for_is_read_again_for_a_slow_client() -> 
     slow = content_of(shelf, pages, "acme", "file-1")
     first = await anext(slow)
     assert (len(first), shelf.offsets) == (PIECE_BYTES, [0])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         whole = b"".join(await _all(content_of(shelf, pages, "acme", "file-1")))
     rest = b"".join(await _all(slow))
     assert whole == first + rest == content
@@ -112,7 +112,7 @@ async def test_a_line_that_was_let_go_in_its_midst_is_told_to_its_end() -> None:
     slow = told(results.read, pages)
     begun = [await anext(slow) for _ in range(3)]
     assert begun == [b"first", LARGE[:PIECE_BYTES], LARGE[PIECE_BYTES : 2 * PIECE_BYTES]]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         whole = await _all(told(Results(b"other").read, pages))
         rest = await _all(slow)
     assert whole == [b"other"]
@@ -125,7 +125,7 @@ async def test_a_line_that_was_let_go_and_is_another_is_not_told_to_its_end(afte
     pages, results = Pages(1, 0.0), Results(b"first", LARGE)
     slow = told(results.read, pages)
     assert (await anext(slow), len(await anext(slow))) == (b"first", PIECE_BYTES)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await _all(told(Results(b"other").read, pages))
         results.lines = after
         with pytest.raises(LostError):
@@ -138,7 +138,7 @@ async def test_downloads_that_nobody_takes_hold_no_more_than_there_is_room_for()
     results = [Results(LARGE, size_bytes=3 * PLACE_BYTES) for _ in range(20)]
     held: list[Page[bytes]] = []
     downloads = [told(one.read, pages, held) for one in results]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         begun = [await anext(slow) for slow in downloads]
         assert len(held) == 20
         assert sum(bool(page._line) for page in held) == 2, "as many as there is room for"
@@ -167,7 +167,7 @@ async def test_who_waits_for_room_holds_nothing_of_the_page_before() -> None:
 
     pages, held = Pages(8, 60.0), list[Page[bytes]]()
     reads = [pages_of_one(Results(size_bytes=4 * PLACE_BYTES)) for _ in range(6)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         wholes = await asyncio.gather(*(watched(told(read, pages, held)) for read in reads))
     assert wholes == [4 * LARGE] * 6
 
@@ -183,7 +183,7 @@ async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() 
     await asyncio.sleep(0)
     assert not any(other.done() for other in others)
     small[0].give()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await waiting
         assert pages._free == 0
         large.give()
@@ -205,7 +205,7 @@ async def test_those_who_have_less_pass_who_has_much_and_waits_for_more() -> Non
     _, passes = await _asked(pages, "little", 2)
     assert (has_much.done(), more.done(), passes.done()) == (True, False, True)
     large.give()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await more
         await _asked(pages, "little", 4)
     assert pages._free == 2
@@ -217,7 +217,7 @@ async def test_who_waits_for_much_is_not_passed_for_ever() -> None:
     had = [await _asked(pages, "abc"[number % 3], 1) for number in range(12)]
     _, waiting = await _asked(pages, "large", 10)
     turns = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not waiting.done():
             turns += 1
             page, taking = had.pop(0)
@@ -237,7 +237,7 @@ async def test_who_waits_for_much_and_leaves_lets_others_pass() -> None:
     other = asyncio.create_task(small.take())
     await asyncio.sleep(0)
     waiting.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await other
 
 

@@ -222,7 +222,7 @@ async def test_whoever_is_stopped_while_waiting_leaves_the_turn_to_the_next(give
     stopped.cancel()
     if not given:
         await first.__aexit__()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await third
     assert stopped.cancelled()
 

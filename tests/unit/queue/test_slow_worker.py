@@ -187,13 +187,13 @@ async def test_who_does_not_read_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("services.rpc.outbox.MAX_UNSENT_MESSAGES", 3)
     outbox = Link().outbox
     for number in range(3):
-        await asyncio.wait_for(outbox.room(), 10)
+        await asyncio.wait_for(outbox.room(), 30)
         outbox.put(queue_pb2.QueueToWorker(refused=queue_pb2.Refused(request_id=str(number))))
     waiting = asyncio.create_task(outbox.room())
     await asyncio.sleep(0)
     assert not waiting.done()
     await anext(outbox.frames())
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 30)
 
 
 def test_one_batch_of_deliveries_reads_a_bounded_amount() -> None:

@@ -301,7 +301,7 @@ async def test_a_defect_in_what_is_done_by_the_clock_ends_the_runner(monkeypatch
     shell = Shell()
     shell.runner.feed([announced("r1", "batch", 1, 1, model="nope")])
     monkeypatch.setattr(logging.getLogger("scheduler"), "warning", fail)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(ArithmeticError):
             await shell.runner.run()
 
@@ -317,7 +317,7 @@ async def test_a_pass_that_has_left_off_is_followed_by_another_without_a_tick(mo
     shell.runner.feed([announced(f"r{number}", "batch", 5 if number == 4 else 20, number) for number in range(5)])
     loop = asyncio.create_task(shell.runner.run())
     granted = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for frame in stream.outbox.frames():
             messages = CreditsResponse.FromString(frame).messages
             granted += [message.grant.request_id for message in messages if message.HasField("grant")]

@@ -283,7 +283,7 @@ async def test_the_loop_goes_on_while_a_file_is_parsed(ring: Ring, monkeypatch: 
 
     def parse_slowly(text: str) -> Keys:
         parsing.set()
-        assert loop_ran.wait(10), "nothing else is done meanwhile"
+        assert loop_ran.wait(60), "nothing else is done meanwhile"
         return parse(text)
 
     monkeypatch.setattr(keyring, "parse", parse_slowly)

@@ -351,7 +351,7 @@ async def test_a_worker_whose_part_dies_or_is_cancelled_by_nobody_says_so(caplog
     for name, error in (("runner", RuntimeError("a defect")), ("queue-link", asyncio.CancelledError())):
         for asked in (True, False):
             task = asyncio.get_running_loop().create_task(die(error), name=name)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 assert await service._wind_down(asked, [task]) == EX_SOFTWARE
             assert f"{name} ended" in caplog.text
             caplog.clear()
