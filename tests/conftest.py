@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -29,9 +30,17 @@ settings.register_profile("penstock", deadline=None, suppress_health_check=[Heal
 settings.load_profile("penstock")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the tests marked `long` to the targets that ask for them."""
+    """Leave the tests marked `long` to the targets that ask for them, and of those marked `grid` half of the cases."""
+    cases: Counter[str] = Counter()
     for item in items:
+        if item.get_closest_marker("grid") is not None and item.get_closest_marker("long") is None:
+            test = item.nodeid.partition("[")[0]
+            # Of two that are beside each other in one parameter alone, one and the other in turn.
+            if cases[test].bit_count() % 2:
+                item.add_marker(pytest.mark.long)
+            cases[test] += 1
         if not LONG and item.get_closest_marker("long") is not None:
             item.add_marker(pytest.mark.skip(reason="`make test-long` runs it"))
 
@@ -41,7 +50,11 @@ TOGETHER = {
         "integration/test_bad_input.py", "integration/test_gateway_vllm.py", "integration/test_parity.py",
         "integration/test_resume.py",
     ),
-    "what imports vLLM": ("contract/worker/", "integration/test_engine_replay.py", "unit/openai/test_bodies.py"),
+    "what imports vLLM": (
+        "contract/worker/", "integration/test_engine_replay.py", "unit/batch/test_answers.py",
+        "unit/benchmarks/test_force_length", "unit/openai/test_bodies.py", "unit/openai/test_chunks.py",
+        "unit/openai/test_logprobs.py",
+    ),
 }  # fmt: skip
 """Files for one process of two: fleet, engine and import take longer to start than most tests."""
 

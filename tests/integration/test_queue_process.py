@@ -229,6 +229,7 @@ def test_a_port_in_use_ends_with_69(start: Start, tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("flags", "named"),
     [

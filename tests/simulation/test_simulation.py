@@ -18,7 +18,7 @@ from tests.simulation.run import Simulation
 from tests.simulation.shrink import failure_of, shrink
 from tests.support.modules import COMPILED
 
-SEEDS = range(120)
+SEEDS = range(60)
 FOUND_BY = {
     "skipped-refund": 1,
     "stale-completion": 5,

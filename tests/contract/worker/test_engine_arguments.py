@@ -108,6 +108,7 @@ def test_clients_templates_and_slow_tokenizers_are_kept_off_the_workers_own_thre
 
 
 @pytest.mark.vllm
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

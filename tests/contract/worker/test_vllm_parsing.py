@@ -90,6 +90,7 @@ def answered(parsers: Parsers, fields: dict[str, Any]) -> bool:
     return bool(parsers.tools) or "tools" not in fields or fields.get("tool_choice") == "none"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tokens_a_step", [1, long(4)])
 @pytest.mark.parametrize("names", PARSERS)
 def test_it_is_told_as_vllms_server_tells_it(config: Any, names: str, tokens_a_step: int) -> None:

@@ -199,6 +199,7 @@ def test_a_short_request_passes_one_that_waits_for_its_booked_start(breaks: bool
         assert timeline.waiting["a"] == waiting, "the ten beside the head are for who comes first"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize("running", [40, 70, 150])
 @pytest.mark.parametrize("sequences", [False, True])

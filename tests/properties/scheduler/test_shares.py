@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
-from tests.support.effort import examples
+from tests.support.effort import examples, long
 from tests.support.scheduling import Rig, shape
 
 
@@ -27,7 +27,7 @@ def shares(draw: st.DrawFn) -> dict[str, Share]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
+@pytest.mark.parametrize("policy", [long("virtual-channels"), "predictive"])
 @settings(max_examples=examples(25), deadline=None)
 @given(channels=shares(), sequences=st.sampled_from([4, 16, 1_000]), seed=st.integers(0, 2**32))
 def test_everybody_runs_once_no_more_come(policy: str, channels: dict[str, Share], sequences: int, seed: int) -> None:

@@ -108,6 +108,7 @@ def test_what_a_ceiling_keeps_out_of_a_large_worker_leaves_no_small_one_idle(pol
     assert flood.granted("capped", "x") > 10
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("save", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("weight", [0.25, 1.0, 4.0])

@@ -10,6 +10,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.share import Share
+from tests.support.effort import long
 from tests.support.scheduling import WINDOW_TOKENS, Rig, shape
 from tests.support.timeline import Call, Timeline
 
@@ -48,7 +49,8 @@ def p99_wait_steps(flooded: bool, share: float, load: float) -> int:
     return waits[int(0.99 * len(waits))]
 
 
-@pytest.mark.parametrize(("share", "load"), [(0.1, 0.6), (0.3, 0.5), (0.3, 0.9)])
+@pytest.mark.grid
+@pytest.mark.parametrize(("share", "load"), [(0.3, 0.9), (0.3, 0.5), (0.1, 0.6)])
 def test_a_flood_of_batch_costs_interactive_a_step_at_most(share: float, load: float) -> None:
     assert p99_wait_steps(True, share, load) <= 1.2 * p99_wait_steps(False, share, load) + 1
 
@@ -56,7 +58,7 @@ def test_a_flood_of_batch_costs_interactive_a_step_at_most(share: float, load: f
 SIZES = {2: [300, 500], 4: [200, 300, 400, 600]}
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, long(4)])
 def test_workers_of_any_size_and_speed_end_together(workers: int) -> None:
     """Skewed lengths; the makespan stays near its lower bound, the work over what the fleet can do or the longest.
 

@@ -143,6 +143,7 @@ def test_a_guarantee_is_a_sequence_at_least(policy: str) -> None:
     rig.check()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", POLICIES)
 def test_more_guarantees_than_sequences_leave_everybody_turns(policy: str) -> None:
     guaranteed = [f"chat-{number}" for number in range(15)]

@@ -73,6 +73,7 @@ class Load:
         return steps
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("ceiling", [1.0, 0.7])
 def test_a_head_that_lower_tiers_leave_no_room_keeps_nobody_from_what_they_do_leave(
@@ -141,6 +142,7 @@ def test_a_head_starts_though_lower_tiers_leave_it_room_now_and_then_only(half: 
     assert load.run(400, top_up, large) < 8 * half + 100
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("short", ["lower tier", "other pool"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_short_requests_that_a_head_does_not_wait_for_have_it_give_way_no_sooner(policy: str, short: str) -> None:

@@ -23,6 +23,7 @@ def part(held: Mapping[str, int]) -> float:
     return held["light"] / (held["light"] + held["heavy"])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize(("workers", "blocks"), [(2, 60), long(4, 60), long(8, 60), (4, 25), (2, 10), long(4, 10)])
 @pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
@@ -50,6 +51,7 @@ def test_weights_divide_more_workers_than_a_line_saves_on(order: tuple[str, str]
     assert part(flood.timeline.block_steps) == pytest.approx(0.1, abs=0.03)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize("asked", [2, 8])
 @pytest.mark.parametrize("weight", [1.0, 4.0])
@@ -102,6 +104,7 @@ def test_what_waits_for_a_worker_to_save_on_gains_no_more_the_longer_others_run(
     assert min(at.get(name, step) for name in flood.asked["later", "y"]) - before <= 50
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize("weight", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("blocks", [(50, 50), (90, 20)])
@@ -128,6 +131,7 @@ def test_what_a_channel_has_of_another_model_changes_nothing_for_this_one(
     assert part(held) == pytest.approx(1 / (1 + weight), abs=0.03)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("workers", [1, long(4)])
 @pytest.mark.parametrize("asked", [1, 8])
 @pytest.mark.parametrize("blocks", [(60, 60), (30, 90)])
@@ -146,6 +150,7 @@ def test_rounds_that_others_begin_elsewhere_are_none_here(workers: int, asked: i
     assert part(flood.timeline.block_steps) == pytest.approx(0.2, abs=0.03)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize(
     ("workers", "blocks", "weight"),
@@ -185,6 +190,7 @@ def test_what_one_pool_cannot_hold_keeps_nobody_from_it(weight: float) -> None:
     assert [timeline.granted_at.get(name) for name in small[:2]] == [timeline.step] * 2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("every", [0, 10, 15, 100])
 @pytest.mark.parametrize("weight", [1.0, 16.0])
 def test_a_stream_that_breaks_takes_nobodys_turn(every: int, weight: float) -> None:
@@ -231,6 +237,7 @@ def test_who_takes_any_model_goes_where_there_is_room() -> None:
     assert not machine._arbiter._deposits._by_request
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize(("size", "beside"), [(20, 3), (60, 3), (60, 6)])
 @pytest.mark.parametrize("models", [("x", "y"), ("x link", "y link")], ids=["apart", "linked"])
@@ -305,6 +312,7 @@ def test_who_names_no_model_leaves_no_worker_idle_where_a_larger_one_is_drained(
         assert len(small.ledger)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize(("weight", "workers"), [(4.0, 1), (16.0, 1), (16.0, 4)])
 @pytest.mark.parametrize("left", [10, 40])
@@ -360,6 +368,7 @@ def test_what_a_larger_weight_has_earned_is_worth_no_more_turns_by_a_smaller_one
     assert part == pytest.approx(after, rel=0.1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("every", [10, 30])
 @pytest.mark.parametrize("changes", ["idle", "small-0"])
 def test_reloads_take_nothing_away_from_what_is_saved_up_for_a_large_request(every: int, changes: str) -> None:
@@ -375,6 +384,7 @@ def test_reloads_take_nothing_away_from_what_is_saved_up_for_a_large_request(eve
     assert flood.granted("big", "") >= 5
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("policy", ["virtual-channels", "predictive"])
 @pytest.mark.parametrize(("weight", "idle"), [(1.0, 1e-3), (1e3, 1e-3), (1.0, 1e3), (1e-3, 1e3)])
 def test_a_weight_far_from_theirs_of_one_that_asks_for_nothing_ends_nobodys_turns(
