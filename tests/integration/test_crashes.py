@@ -23,7 +23,7 @@ from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-REQUESTS = 300
+REQUESTS = 150
 
 
 def status(fleet: Fleet) -> dict[str, Any]:

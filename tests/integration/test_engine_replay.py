@@ -151,6 +151,7 @@ def through_engine(model: Path, wanted: list[Workload]) -> list[Any]:
     return unpacked_steps(made.stdout)
 
 
+@pytest.mark.long
 def test_every_step_is_the_engines(tiny_model: Path) -> None:
     runs = through_engine(tiny_model, list(ENGINE_WORKLOADS.values()))
     for (name, workload), theirs in zip(ENGINE_WORKLOADS.items(), runs, strict=True):

@@ -271,33 +271,29 @@ async def test_another_instance_of_a_connected_worker_is_refused_by_name(rig: Ri
     assert [(seen.epoch, seen.connected) for seen in (await rig.status()).workers] == [(opened.epoch, True)]
 
 
-@pytest.mark.parametrize(
-    ("message", "field_name"),
-    [
-        (s.WorkerToScheduler(draining=s.Draining(reason="x")), "open"),
-        (s.WorkerToScheduler(), "open"),
-        (s.WorkerToScheduler(open=credits_open(worker_id="")), "open.worker_id"),
-        (s.WorkerToScheduler(open=credits_open(model="x" * 600)), "open.model"),
-        (s.WorkerToScheduler(open=credits_open(capacity_blocks=0)), "open.capacity_blocks"),
-        (s.WorkerToScheduler(open=credits_open(block_size=0)), "open.block_size"),
-        (s.WorkerToScheduler(open=credits_open(max_model_len=0)), "open.max_model_len"),
-        (s.WorkerToScheduler(open=credits_open(max_num_seqs=0)), "open.max_num_seqs"),
-        (s.WorkerToScheduler(open=credits_open(role=0)), "open.role"),
-        (
-            s.WorkerToScheduler(open=credits_open(inventory=[s.Holding(request_id="r", channel="c")] * 2)),
-            "open.inventory[1].request_id",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-async def test_a_wrong_first_message_is_refused_by_field(
-    rig: Rig, message: s.WorkerToScheduler, field_name: str
-) -> None:
-    worker = rig.worker()
-    await worker.say(message)
-    code, details = await worker.fate()
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert details.startswith(f"{field_name}:")
+WRONG_FIRST = [
+    (s.WorkerToScheduler(draining=s.Draining(reason="x")), "open"),
+    (s.WorkerToScheduler(), "open"),
+    (s.WorkerToScheduler(open=credits_open(worker_id="")), "open.worker_id"),
+    (s.WorkerToScheduler(open=credits_open(model="x" * 600)), "open.model"),
+    (s.WorkerToScheduler(open=credits_open(capacity_blocks=0)), "open.capacity_blocks"),
+    (s.WorkerToScheduler(open=credits_open(block_size=0)), "open.block_size"),
+    (s.WorkerToScheduler(open=credits_open(max_model_len=0)), "open.max_model_len"),
+    (s.WorkerToScheduler(open=credits_open(max_num_seqs=0)), "open.max_num_seqs"),
+    (s.WorkerToScheduler(open=credits_open(role=0)), "open.role"),
+    (
+        s.WorkerToScheduler(open=credits_open(inventory=[s.Holding(request_id="r", channel="c")] * 2)),
+        "open.inventory[1].request_id",
+    ),
+]
+
+
+async def test_a_wrong_first_message_is_refused_by_field(rig: Rig) -> None:
+    for message, field_name in WRONG_FIRST:
+        worker = rig.worker()
+        await worker.say(message)
+        code, details = await worker.fate()
+        assert (code, details.partition(":")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, field_name)
 
 
 async def test_a_wrong_later_message_ends_its_own_stream_only(rig: Rig) -> None:

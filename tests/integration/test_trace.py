@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pytest
 
 import penstock as public
+from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet
 from tests.support.otlp import OtlpReceiver
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.vllm, pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 CLIENT_TRACE = "0af7651916cd43dd8448eb211c80319c"
 CLIENT_SPAN = "b7ad6b7169203331"
@@ -30,10 +31,12 @@ async def ask(fleet: Fleet) -> public.Result:
         )  # fmt: skip
 
 
-def test_a_request_is_one_trace(make_fleet: Callable[..., Fleet], engine_flags: list[str]) -> None:
+@pytest.mark.parametrize("engine", ["simulated", pytest.param("vLLM", marks=[pytest.mark.long, pytest.mark.vllm])])
+def test_a_request_is_one_trace(make_fleet: Callable[..., Fleet], request: pytest.FixtureRequest, engine: str) -> None:
+    flags = [*SIMULATED_FLAGS, "--block-size", "32"]
     with OtlpReceiver() as receiver:
         fleet = make_fleet(environment=receiver.environment)
-        fleet.add_worker("w1", engine_flags)
+        fleet.add_worker("w1", request.getfixturevalue("engine_flags") if engine == "vLLM" else flags)
         result = asyncio.run(ask(fleet))
 
         def names() -> set[str]:

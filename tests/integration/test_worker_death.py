@@ -14,6 +14,7 @@ import pytest
 
 import penstock as public
 from penstock.exits import EX_SOFTWARE
+from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, alive, descendants
 from tests.support.waiting import wait_for, wait_for_async
 
@@ -90,6 +91,7 @@ async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(
                 worker.kill()
                 tell(family, signal.SIGCONT)
                 wait_for(partial(none_alive, family), "the engine to die with its worker")
+                worker.command = [*worker.command[: -len(engine_flags)], *SIMULATED_FLAGS]  # which starts sooner
                 worker.start()
             if len(seen) == REQUESTS:
                 break

@@ -18,11 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from tests.support.effort import long
 from tests.support.fake_peers import Peers, until
-from tests.support.fleet import Service, alive, descendants, penstock
+from tests.support.fleet import Service, alive, descendants
 from tests.support.ports import free_port
-from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -306,6 +304,7 @@ def run_worker(*flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -337,13 +336,14 @@ def test_a_port_in_use_exits_69(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
         (("--model", "org/name", "--nonsense", "3"), 78, "unrecognized arguments: --nonsense"),
-        long(("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
-        long(("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
-        long(("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
+        (("--model", "org/name", "--max-model-len", "many"), 78, "--max-model-len"),
+        (("--model", "org/name", "--tool-call-parser", "nope"), 78, "no parser called 'nope'"),
+        (("--model", "nobody/has-this"), 70, "cannot load the model nobody/has-this"),
     ],
 )
 def test_what_vllm_refuses_at_the_start_is_one_clear_line(
@@ -356,13 +356,6 @@ def test_what_vllm_refuses_at_the_start_is_one_clear_line(
     assert "Traceback" not in ended.stderr
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tmp_path_factory.mktemp("model") / "tiny"
-    assert penstock("tiny-model", str(model)).returncode == 0
-    return model
-
-
 VLLM_FLAGS = (
     "--served-model-name", "tiny", "--max-model-len", "512", "--num-gpu-blocks-override", "65",
     "--enforce-eager", "--dtype", "float32", "--max-num-seqs", "16",
@@ -370,7 +363,7 @@ VLLM_FLAGS = (
 
 
 @pytest.mark.vllm
-async def test_real_vllm_runs_cancels_and_leaves_no_orphan_when_killed(
+async def test_real_vllm_runs_cancels_and_its_engines_death_ends_the_worker_with_70(
     tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path
 ) -> None:
     service = await start(started, tmp_path, peers, ("--model", str(tiny_model), *VLLM_FLAGS))
@@ -395,32 +388,36 @@ async def test_real_vllm_runs_cancels_and_leaves_no_orphan_when_killed(
     await until(lambda: peers.scheduler.reports[-1].blocks_free == 64, "all blocks free")
     family = descendants(service.pid)
     assert len(family) >= 2, "tokenizer and engine core"
-    service.kill()
-    wait_for(lambda: not any(alive(pid) for pid in family), "the children's end", 10)
+    peers.queue.tokens.clear()
+    peers.queue.completes.clear()
+    peers.queue.watched.add("r4")
+    peers.scheduler.grant(peers.queue.add(request("r4", "A", max_tokens=500, ignore_eos=True)), blocks=16)
+    await until(lambda: peers.queue.tokens, "tokens")
+    await engine_killed(service, peers)
+    (complete,) = peers.queue.completes
+    assert (complete.lease.request_id, complete.failure.code) == ("r4", "engine_dead")
+    assert peers.scheduler.release_of("r4").cause == s.RELEASE_CAUSE_FAILED  # type: ignore[union-attr]
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("busy", [True, long(False)])
-async def test_the_engines_death_is_reported_and_ends_the_worker_with_70(
-    tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path, busy: bool
+@pytest.mark.long
+async def test_the_death_of_an_idle_engine_ends_the_worker_with_70(
+    tmp_path: Path, peers: Peers, started: list[Service], tiny_model: Path
 ) -> None:
     service = await start(started, tmp_path, peers, ("--model", str(tiny_model), *VLLM_FLAGS))
     await until(lambda: peers.scheduler.opens and peers.queue.opens, "both opens")
-    if busy:
-        peers.queue.watched.add("r1")
-        endless = request("r1", "A", max_tokens=500, ignore_eos=True)
-        peers.scheduler.grant(peers.queue.add(endless), blocks=16)
-        await until(lambda: peers.queue.tokens, "tokens")
+    await engine_killed(service, peers)
+    assert not peers.queue.completes
+
+
+async def engine_killed(service: Service, peers: Peers) -> None:
+    """Kill the engine's process; return once its worker, which has told the scheduler, has ended with all it had."""
     family = descendants(service.pid)
     core = next(pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes())
     os.kill(core, signal.SIGKILL)
     await until(lambda: not service.running, "the exit")
     assert service.process.returncode == 70  # type: ignore[union-attr]
     assert peers.scheduler.draining
-    if busy:
-        (complete,) = peers.queue.completes
-        assert complete.failure.code == "engine_dead"
-        assert peers.scheduler.release_of("r1").cause == s.RELEASE_CAUSE_FAILED  # type: ignore[union-attr]
     assert not any(alive(pid) for pid in family)
 
 
