@@ -160,7 +160,8 @@ def fields_of(kind: str, name: str) -> dict[str, Any]:
     return {**WHOLE, **(CHATS if kind == "chat" else TEXTS)}[name]
 
 
-@pytest.mark.parametrize(("kind", "name"), [*CASES, *(("text", name) for name in WHOLE)])
+@pytest.mark.grid
+@pytest.mark.parametrize(("kind", "name"), [*(("text", name) for name in WHOLE), *CASES])
 def test_whole_answers_agree(bases: list[str], kind: str, name: str) -> None:
     ours, theirs = (create(client_of(base), kind, **fields_of(kind, name)).model_dump() for base in bases)
     assert comparable(ours) == comparable(theirs)
@@ -189,6 +190,7 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return said
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_streams_agree(bases: list[str], kind: str, name: str) -> None:
     streams = []
