@@ -277,3 +277,93 @@ def test_a_head_saves_where_nobody_does_however_many_others_have_more_room(polic
         for _ in range(6):
             rig.finish(grants.pop())
     assert last in rig.granted, "what ends there is kept for it"
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+@pytest.mark.parametrize("size", [5, 15])
+@pytest.mark.parametrize("small", ["o", "m o"])
+def test_what_has_paid_to_wait_for_one_worker_divides_no_other(small: str, size: int, weight: float) -> None:
+    """One of `both` waits for the large worker, where `long` runs and saves. All else runs on the small one."""
+    shares = {"both": Share(weight), "other": Share(), "long": Share()}
+    flood = Flood(Timeline(shares, [100, 20], engines=[("m o", MANY), (small, MANY)]))
+    tell_hold_times(flood, "both", "other", "long")
+    choose = random.Random(1)
+    for step in range(1_500):
+        flood.advance(
+            (Call(step, "long", 96, 10_000, "m"), 1 if step < 2 else 0),
+            (Call(step, "both", 60, STEPS, "m"), 1 if step > 2 else 0),
+            (Call(step, "both", size, choose.randint(8, 24), "o"), 4 if step > 2 else 0),
+            (Call(step, "other", size, choose.randint(8, 24), "o"), 4 if step > 2 else 0),
+        )
+    assert not flood.granted("both", "m"), "it waits all the time"
+    held = flood.timeline.block_steps
+    assert held["both"] / (held["both"] + held["other"]) == pytest.approx(weight / (weight + 1), abs=0.03)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_a_head_could_pay_is_not_spent_by_another_line_while_a_third_has_paid(waits: bool) -> None:
+    """One of `both` waits for the small worker, where `long` runs and saves. All else runs on the large one."""
+    flood = Flood(Timeline(dict.fromkeys(("both", "other", "long"), Share()), [20, 100], engines=LINKED))
+    tell_hold_times(flood, "both", "other", "long")
+    choose = random.Random(1)
+    for step in range(1_500):
+        flood.advance(
+            (Call(step, "long", 18, 10_000, "m"), 1 if step < 2 else 0),
+            (Call(step, "both", 10, STEPS, "m"), 1 if waits and step > 2 else 0),
+            (Call(step, "both", 60, choose.randint(8, 24), "o"), 8 if step > 2 else 0),
+            (Call(step, "both", 10, choose.randint(8, 24), "p"), 8 if step > 2 else 0),
+            (Call(step, "other", 10, choose.randint(8, 24), "o"), 8 if step > 2 else 0),
+        )
+    assert not flood.granted("both", "m")
+    assert flood.granted("both", "o") >= 30
+
+
+@pytest.mark.parametrize(("size", "others"), [(60, 60), (30, 90), (90, 30)])
+def test_who_waits_for_one_worker_alone_divides_no_others(size: int, others: int) -> None:
+    """`long` has as much in hand as it may and waits for the small worker; so does one of `heavy`, of another model."""
+    shares = {"heavy": Share(4.0), "light": Share(), "long": Share()}
+    flood = Flood(Timeline(shares, [20, 100, 100], engines=[("m o", MANY), ("o", MANY), ("o", MANY)]))
+    tell_hold_times(flood, *shares)
+    choose = random.Random(1)
+    for step in range(1_500):
+        flood.advance(
+            (Call(step, "long", 18, 10_000, "m"), 1 if step < 2 else 0),
+            (Call(step, "heavy", 10, STEPS, "m"), 1 if step > 2 else 0),
+            (Call(step, "heavy", size, choose.randint(8, 24), "o"), 8 if step > 2 else 0),
+            (Call(step, "light", others, choose.randint(8, 24), "o"), 8 if step > 2 else 0),
+        )
+    assert not flood.granted("heavy", "m")
+    held = flood.timeline.block_steps
+    assert held["heavy"] / (held["heavy"] + held["light"]) == pytest.approx(0.8, abs=0.03)
+
+
+LINKED = [("m o", MANY), ("o p", MANY)]
+"""Two workers, and a model that both serve."""
+
+
+def tell_hold_times(flood: Flood, *channels: str) -> None:
+    """Let one request of each channel run and end."""
+    flood.advance(*((Call(0, name, 1, STEPS, "o"), 1) for name in channels))
+    for _ in range(STEPS + 1):
+        flood.advance()
+
+
+def test_one_on_its_last_attempt_that_has_paid_leaves_a_worker_that_has_another_to_the_rest() -> None:
+    """Of `both` one waits for `w1`, where `long` runs and saves. On `w0`, where the last one runs, `other` does too."""
+    rig = Rig(dict.fromkeys(("both", "other", "long"), Share()))
+    for worker_id, aliases in (("w0", ("o",)), ("w1", ("o", "x"))):
+        rig.open(worker_id, model="m", aliases=aliases)
+    for channel in ("both", "other", "long"):
+        rig.announce(channel, 1, model="x")
+        rig.wait(1_000)
+        rig.finish(rig.grants.pop())
+    rig.announce("long", 96, 96, model="x")
+    rig.announce("both", 5, model="m", last_attempt=True)
+    rig.announce("other", *[9] * 90, model="o")
+    (last,) = rig.announce("both", 60, model="m", last_attempt=True)
+    (waits,) = rig.announce("both", 60, model="o")
+    for ended in range(60):
+        rig.wait(100)
+        rig.finish([grant for grant in rig.grants if grant.channel == "other"][ended])
+    assert waits in rig.granted
+    assert last not in rig.granted

@@ -16,7 +16,6 @@ from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement
-from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
@@ -135,7 +134,7 @@ class Heads:
         if blocks and not has_paid:
             bid = self._bid_for_head(account, line, head, worker, blocks)
         elif not could_save:
-            self._kept = self._kept.with_those(self._kept_at_ceiling(channel, head))
+            self._kept = self._kept.with_those(self._kept_at_ceiling(account, head))
         bid = bid or self._look_behind(account, line, head)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
 
@@ -190,7 +189,7 @@ class Heads:
             if paid or self._places.could_save(channel, account.pool, entry, self._now_ns, out):
                 found.append(entry)
             else:
-                kept = kept.with_those(self._kept_at_ceiling(channel, entry))
+                kept = kept.with_those(self._kept_at_ceiling(account, entry))
         return found
 
     def _is_for(self, account: Account, entry: Entry) -> bool:
@@ -209,29 +208,34 @@ class Heads:
     ) -> Bid | None:
         """Return a bid for a head that fits nowhere: to save on the worker, or as it cannot pay; None if it waits.
 
-        It has paid by then, unless another head of the channel has that waits for the same workers.
+        It has paid by then, unless others of the channel have that wait for all the workers it could have.
         """
-        groups = self._fleet.serving(line.model)
-        if self._deposits.another_waits(account, head, groups):
-            return None
         cost_block_ns = self._cost_block_ns(account, head, worker, blocks)
-        if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
+        if worker is None and not self._could_pay(account, head, self._kept, self._deposits.of_account(account)):
+            return None
+        if cost_block_ns > account.deficit_block_ns:
             return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
             return self._unless_in_vain(self._bid_to_save(account, line, head, worker, blocks))
         self._deposits.wait(account, line, head, cost_block_ns)
         return None
 
+    def _could_pay(self, account: Account, head: Entry, kept: Kept, paid: list[Deposit]) -> bool:
+        """Return whether a head could have a worker, none that is `kept`, for which none of those waits that have paid.
+
+        With a turn in hand for each model that it asks for, a channel would have more of the workers that serve them.
+        """
+        kept = kept.with_those(self._could_hold(account, *(deposit.entry for deposit in paid)))
+        return self._places.could_save(account.channel, account.pool, head, self._now_ns, kept)
+
     def _paid_for(self, account: Account, entry: Entry) -> Deposit | None:
         """Return what was paid for the entry, if from this account."""
         deposit = self._deposits.of(entry)
         return deposit if deposit is not None and deposit.account is account else None
 
-    def _kept_at_ceiling(self, channel: Channel, head: Entry) -> Kept:
+    def _kept_at_ceiling(self, account: Account, head: Entry) -> Kept:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
-        if not channel.share.has_ceiling:
-            return NONE_KEPT
-        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(head)})
+        return self._could_hold(account, head) if account.channel.share.has_ceiling else NONE_KEPT
 
     def savings_out_of_turn(self) -> list[Saving]:
         """Return savings that are to end, as others are first in their lines by now.
@@ -273,9 +277,11 @@ class Heads:
             if self._savings.of(head) is not None:
                 continue
             if not self._places.could_save(channel, pool, head, self._now_ns, older.last.kept):
-                older.add(key, self._kept_at_ceiling(channel, head), set())
-            elif self._deposits.of(head) is None and not self._deposits.older_waits(account, head):
-                older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
+                older.add(key, self._kept_at_ceiling(account, head), set())
+            elif self._deposits.of(head) is None:
+                paid = [deposit for deposit in self._deposits.of_account(account) if order(deposit.entry) < key]
+                if self._could_pay(account, head, older.last.kept, paid):
+                    older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
         return older
 
     def _look_at_paid(self, account: Account) -> Bid | None:
@@ -313,11 +319,8 @@ class Heads:
 
     def _kept_for_paid(self, account: Account, saving: Saving) -> Kept:
         """Return the workers that could hold an older one of a saving's line that has paid to wait."""
-        kept = NONE_KEPT
-        for entry in self._deposits.in_line(account, saving.line):
-            if order(entry) < order(saving.entry):
-                kept = kept.with_those(self._could_hold(account, entry))
-        return kept
+        paid = self._deposits.in_line(account, saving.line)
+        return self._could_hold(account, *(entry for entry in paid if order(entry) < order(saving.entry)))
 
     def _look_behind(self, account: Account, line: Line, head: Entry) -> Bid | None:
         """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.
@@ -351,10 +354,13 @@ class Heads:
             self._no_worker = all(savings.are_everywhere(group, channel) for group in account.pool.groups)
         return self._no_worker
 
-    def _could_hold(self, account: Account, head: Entry) -> Kept:
-        """Return the workers of the pool that could hold the head."""
-        booked = self._bookings.of(head, account.pool)
-        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in booked})
+    def _could_hold(self, account: Account, *entries: Entry) -> Kept:
+        """Return the workers of the pool that could hold any of the entries."""
+        kept = NONE_KEPT
+        for entry in entries:
+            booked = self._bookings.of(entry, account.pool)
+            kept = kept.with_those(Kept({group: max(blocks, least) for group, blocks, least in booked}))
+        return kept
 
     def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""
