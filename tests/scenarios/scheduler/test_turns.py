@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.sharing.savings import Saving
 from services.scheduler.core.sharing.share import Share
 from tests.support.flood import Flood
 from tests.support.scheduling import Rig, shape
@@ -187,30 +188,33 @@ def test_a_channel_alone_keeps_nothing_from_its_own_but_for_its_head() -> None:
     assert [saving.channel.name for saving in savings].count("one") > 1
 
 
-def test_who_saves_behind_a_head_that_waits_saves_once() -> None:
-    """`mixed` waits with one of 60 for the large worker; of those of 40 behind it some save on small ones meanwhile."""
+@pytest.mark.parametrize("waits_for", ["m", "n"])
+def test_who_saves_behind_a_head_that_waits_saves_once(waits_for: str) -> None:
+    """`mixed` waits with one of 60 for the large worker; of those of 40 behind it some save on small ones meanwhile.
+
+    It has paid, or waits for another of 60 that has, of another model.
+    """
     shares = {"mixed": Share(4.0), **{f"crowd-{number}": Share() for number in range(8)}, "small": Share()}
-    timeline = Timeline(shares, [100, 50, 50, 50], engines=[("m", MANY)] * 4)
+    timeline = Timeline(shares, [100, 50, 50, 50], engines=[("m n", MANY)] * 4)
     began: list[str] = []
     choose = random.Random(1)
     for step in range(300):
-        calls = [Call(step, "mixed", 60, 15, "m")] if step == 50 else []
+        calls = [Call(step, "mixed", 60, 15, model) for model in dict.fromkeys((waits_for, "m"))] if step == 50 else []
         for name in shares:
             size, hold = {"mixed": (40, choose.randint(5, 15)), "small": (30, choose.randint(5, 15))}.get(
                 name, (60, 15)
             )
             calls += [Call(step, name, size, hold, "m")] * (12 - timeline.waiting[name])
-        before = savers(timeline)
+        before = savings_of_mixed(timeline)
         timeline.advance(calls)
-        began += savers(timeline) - before
+        began += [saving.entry.request_id for saving in savings_of_mixed(timeline) - before]
     assert len(began) > 10
     assert len(set(began)) == len(began)
 
 
-def savers(timeline: Timeline) -> set[str]:
-    """Return the requests of `mixed` that save."""
-    savings = timeline.rig.machine._arbiter._savings
-    return {saving.entry.request_id for saving in savings if saving.channel.name == "mixed"}
+def savings_of_mixed(timeline: Timeline) -> set[Saving]:
+    """Return the savings of `mixed`."""
+    return {saving for saving in timeline.rig.machine._arbiter._savings if saving.channel.name == "mixed"}
 
 
 @pytest.mark.parametrize("models", ["x", "x k"], ids=["as the first", "of another kind"])
@@ -367,3 +371,16 @@ def test_one_on_its_last_attempt_that_has_paid_leaves_a_worker_that_has_another_
         rig.finish([grant for grant in rig.grants if grant.channel == "other"][ended])
     assert waits in rig.granted
     assert last not in rig.granted
+
+
+def test_one_that_comes_before_one_that_saves_takes_its_place() -> None:
+    """It cannot pay, as one of its channel's other line has, that waits for the same workers."""
+    rig = Rig({"mixed": Share(), "other": Share()})
+    for number in range(2):
+        rig.open(f"w{number}", model="m", aliases=("n",))
+    rig.announce("other", 96, 96, 97, model="m")
+    (saves,) = rig.announce("mixed", 60, model="m", priority=2)
+    rig.announce("mixed", 60, model="n", priority=1)
+    assert saves in {saving.entry.request_id for saving in rig.machine._arbiter._savings}
+    rig.announce("mixed", 61, model="m")
+    assert saves not in {saving.entry.request_id for saving in rig.machine._arbiter._savings}

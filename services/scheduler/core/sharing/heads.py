@@ -221,10 +221,12 @@ class Heads:
         return None
 
     def _could_pay(self, account: Account, head: Entry, kept: Kept, paid: list[Deposit]) -> bool:
-        """Return whether a head could have a worker, none that is `kept`, for which none of those waits that have paid.
+        """Return whether a head that could have a worker could have one, not `kept`, that none which has `paid` could.
 
         With a turn in hand for each model that it asks for, a channel would have more of the workers that serve them.
         """
+        if not paid:
+            return True
         kept = kept.with_those(self._could_hold(account, *(deposit.entry for deposit in paid)))
         return self._places.could_save(account.channel, account.pool, head, self._now_ns, kept)
 
@@ -240,19 +242,22 @@ class Heads:
     def savings_out_of_turn(self) -> list[Saving]:
         """Return savings that are to end, as others are first in their lines by now.
 
-        Of a line with so many savings, and so many that have paid to wait, the first so many have them: who comes
-        before them takes the last one's place. Where an older one waits it would be passed without a booked start.
+        One that comes before them takes the place of the last that saves where it could run. Where an older one has
+        paid and waits it would be passed without a booked start.
         """
         found: list[Saving] = []
         for (line, account), savings in self._savings.by_line().items():
-            waiting = len(self._deposits.in_line(account, line))
-            present = account.channel.lines.get(line.model) is line
-            first = self.in_turn(account, line, len(savings) + waiting) if present else []
-            found += [
-                saving
-                for saving in savings
-                if saving.entry not in first or self._kept_for_paid(account, saving).has(saving.worker)
-            ]
+            first = self.in_turn(account, line, len(savings) + len(self._deposits.in_line(account, line)))
+            if not all(saving.entry in first for saving in savings):
+                first = self.in_turn(account, line, FRONT_REQUESTS)
+            left = [saving for entry in first for saving in savings if saving.entry is entry]
+            left = [saving for saving in left if not self._kept_for_paid(account, saving).has(saving.worker)]
+            for entry in first:
+                if self._savings.of(entry) is None and self._deposits.of(entry) is None:
+                    kept = self._could_hold(account, entry)
+                    behind = [one for one in left if order(one.entry) > order(entry) and kept.has(one.worker)]
+                    left = [saving for saving in left if saving not in behind[-1:]]
+            found += [saving for saving in savings if saving not in left]
         return found
 
     def capped_savings(self) -> list[Saving]:
