@@ -11,18 +11,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Either says where spans go; without one they are not even made."""
-
-MOST_UNSENT_SPANS = 65_536
-"""Spans that wait for export before the oldest are dropped. OpenTelemetry's default of 2,048 is less than a queue
-makes in a second under load, five a request; at about a kilobyte each these are at most 64 MiB."""
-
-EXPORT_DELAY_MS = 200.0
-"""Longest that a span waits for others. What waits is lost if its process is killed, and OpenTelemetry's default is
-five seconds; an export costs about a millisecond."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -55,7 +46,7 @@ class SubmitTracer:
         return carrier.get("traceparent", ""), carrier.get("tracestate", ""), span
 
     def close(self) -> None:
-        """Export what is buffered and stop."""
+        """Export what is buffered, for a moment at most, and stop."""
         if self._provider is not None:
             self._provider.shutdown()
 
@@ -68,18 +59,9 @@ def _provider() -> TracerProvider | None:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
+    from penstock.span_export import span_processor
+
     name = os.environ.get("OTEL_SERVICE_NAME") or "penstock-client"
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(span_processor(OTLPSpanExporter()))
     return provider
-
-
-def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:
-    """Return a processor that exports in batches; the standard OTEL_BSP_… variables override our defaults."""
-    from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE, OTEL_BSP_SCHEDULE_DELAY
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    # None is "as the variable says".
-    most = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) else MOST_UNSENT_SPANS
-    delay_ms = None if os.environ.get(OTEL_BSP_SCHEDULE_DELAY) else EXPORT_DELAY_MS
-    return BatchSpanProcessor(exporter, max_queue_size=most, schedule_delay_millis=delay_ms)

@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from penstock.exits import EX_UNAVAILABLE
-from penstock.tracing import ENDPOINT_VARIABLES, span_processor
+from penstock.span_export import span_processor
+from penstock.tracing import ENDPOINT_VARIABLES
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Telemetry:
         return traceparent_of(span) or parent
 
     def close(self) -> None:
-        """Export what is buffered and stop."""
+        """Export what is buffered, for a moment at most, and stop."""
         if self._provider is not None:
             self._provider.shutdown()
 

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from penstock.tracing import span_processor
+from penstock.span_export import span_processor
 
 SPANS = 10_000
 

@@ -1,0 +1,90 @@
+"""How spans leave a process: in batches, and at its end for a moment only, whatever the collector does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+
+from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE, OTEL_BSP_SCHEDULE_DELAY
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+log = logging.getLogger(__name__)
+
+MOST_UNSENT_SPANS = 16_384
+"""Spans that wait for export before the oldest are dropped. OpenTelemetry's default of 2,048 is less than a queue
+makes in a second under load, five a request; of its spans this many take up to 64 MiB."""
+
+EXPORT_DELAY_MS = 200.0
+"""Longest that a span waits for others. What waits is lost if its process is killed, and OpenTelemetry's default is
+five seconds; an export costs about a millisecond."""
+
+LAST_EXPORT_S = 2.0
+"""Longest that the end of a process waits for its collector. All that may wait is sent in less if the collector
+answers; if it does not, OpenTelemetry's own 30 s are longer than what stops a service gives it."""
+
+
+def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:
+    """Return a processor that exports in batches; the standard OTEL_BSP_… variables override our defaults."""
+    return _Batches(_Outlet(exporter))
+
+
+class _Outlet(SpanExporter):
+    """Passes spans on to an exporter until its last moments are over, and counts what those leave."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.left = 0
+        self._exporter = exporter
+        self._ends_at: float | None = None
+        self._closed = False
+
+    def end_within(self, most_s: float) -> None:
+        """Take no spans after `most_s` seconds, and count from now on those that do not arrive."""
+        self._ends_at = monotonic() + most_s
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Export, unless it is too late."""
+        result = SpanExportResult.FAILURE
+        if self._ends_at is None or monotonic() < self._ends_at:
+            try:
+                result = self._exporter.export(spans)
+            except Exception:
+                if not self._closed:  # else its channel was closed under it, and it ends with anything
+                    raise
+        if result is not SpanExportResult.SUCCESS and self._ends_at is not None:
+            self.left += len(spans)
+        return result
+
+    def shutdown(self) -> None:
+        """End the export under way, once."""
+        if not self._closed:
+            self._closed = True
+            self._exporter.shutdown()
+
+
+class _Batches(BatchSpanProcessor):
+    """OpenTelemetry's batches, with an end that comes soon: also the one that it registers for the process's exit."""
+
+    def __init__(self, outlet: _Outlet) -> None:
+        # None is "as the variable says".
+        most = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) else MOST_UNSENT_SPANS
+        delay_ms = None if os.environ.get(OTEL_BSP_SCHEDULE_DELAY) else EXPORT_DELAY_MS
+        super().__init__(outlet, max_queue_size=most, schedule_delay_millis=delay_ms)
+        self._outlet = outlet
+
+    def shutdown(self) -> None:
+        """Export what is buffered, for a moment; give the rest up and say how much it was."""
+        self._outlet.end_within(LAST_EXPORT_S)
+        timer = threading.Timer(LAST_EXPORT_S, self._outlet.shutdown)
+        timer.daemon = True
+        # In an exit handler newer Pythons start no thread: the export under way then has the whole of its timeout.
+        with suppress(RuntimeError):
+            timer.start()
+        super().shutdown()  # type: ignore[no-untyped-call]
+        timer.cancel()
+        if self._outlet.left:
+            log.warning("lost spans: %d, not taken by the collector within %g s", self._outlet.left, LAST_EXPORT_S)
