@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -145,6 +146,9 @@ class QueueMetrics:
             "penstock_queue_e2e_seconds", "Time from submitted to completed.", LATENCY_BUCKETS_S, registry, "channel"
         )
         self.tallies = TallyCollector(registry)
+        # Of a store that is being loaded they are not known, and 0 would be news: no dead letters, a full disk.
+        for gauge in (self.dead, self.results, self.workers, self.scheduler, self.watchers, self.disk_free):
+            gauge.set(math.nan)
 
     def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: float) -> None:
         """Set the gauges."""

@@ -111,6 +111,8 @@ class Service:
         self._watching = Watching(self.committer, self._reader, self._hub, store_id)
         self._following = Following(self.committer, self._reader, self._hub, store_id)
         self._speaker.on_reset = self._renew_interests
+        self.committer.health.check_disk()
+        metrics.disk_free.set(self.committer.health.free_bytes_if_known)
         metrics.disk_free_min.set(settings.disk_free_min_bytes)
         self._intake = intake = Intake(
             self.committer, channels, settings.default_channel, self._clock, telemetry, metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Sequence
 from unittest.mock import patch
@@ -335,3 +336,24 @@ async def test_a_batch_that_is_being_loaded_has_not_ended(monkeypatch: pytest.Mo
         store.gate.set()
         first = (await events).events[0]
         assert (first.progress.waiting, first.progress.running) == (2, 0)
+
+
+async def test_metrics_tell_of_the_disk_at_once_and_of_nothing_that_is_not_known_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.queue.storage.loading.FIRST_REQUESTS", 0)
+    store = SlowlyReadStore()
+    names = ("dead_requests", "results_kept", "workers_connected", "scheduler_connected", "watchers_open")
+    async with serving(Telemetry(None), store) as peer:
+
+        def shown(name: str) -> float:
+            value = peer.registry.get_sample_value(f"penstock_queue_{name}")
+            assert value is not None
+            return value
+
+        free_bytes, known = shown("disk_free_bytes"), [name for name in names if not math.isnan(shown(name))]
+        store.gate.set()
+        assert (free_bytes, known) == (store.free_bytes, [])
+        while any(math.isnan(shown(name)) for name in names):
+            await asyncio.sleep(0.01)
+        assert [shown(name) for name in names] == [0] * len(names)
