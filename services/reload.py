@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Generic, TypeAlias, TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from penstock.config_file import is_read_once
 from services.config import ChannelledSettings
@@ -66,6 +66,11 @@ class Reloader(Generic[S]):
         )
         for outcome in OUTCOMES:
             self._outcomes.labels(outcome)
+        Gauge(
+            f"penstock_{service}_config_refused",
+            "1 while the configuration, as it was last read, is no good, and the former one stays in force; else 0.",
+            registry=registry,
+        ).set_function(lambda: bool(self._refused))
 
     async def run(self) -> None:
         """Look at the file until cancelled; SIGHUP has it read at once."""

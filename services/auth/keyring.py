@@ -85,6 +85,11 @@ class Keyring:
             log.info("%s: %d keys of %d tenants are in force", self._path, len(keys.keys), len(keys.tenants))
         return changed
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the file, as it was last looked at, is none to go by. Any thread may ask."""
+        return bool(self._trouble)
+
     def authenticate(self, authorization: str) -> ApiKey:
         """Return the key in an Authorization header; raises NotAllowedError."""
         scheme, _, given = authorization.partition(" ")

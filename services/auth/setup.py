@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from penstock.exits import EX_CONFIG
 from penstock.keys import KeysError
@@ -31,6 +31,11 @@ class AuthMetrics:
             "Times the keys file changed into one that cannot be read.",
             registry=registry,
         )
+        self.keys_refused = Gauge(
+            f"penstock_{service}_keys_refused",
+            "1 while the keys file is none to go by, and its last good content stays in force; else 0.",
+            registry=registry,
+        )
 
 
 def keyring_of(settings: ChannelledSettings, clock: Clock, metrics: AuthMetrics) -> Keyring | None:
@@ -38,10 +43,12 @@ def keyring_of(settings: ChannelledSettings, clock: Clock, metrics: AuthMetrics)
     if settings.keys is None:
         return None
     try:
-        return Keyring(settings.keys, clock.now_ns, metrics.reload_errors.inc)
+        keyring = Keyring(settings.keys, clock.now_ns, metrics.reload_errors.inc)
     except KeysError as error:
         print(error, file=sys.stderr)
         raise SystemExit(EX_CONFIG) from None
+    metrics.keys_refused.set_function(lambda: keyring.is_refused)
+    return keyring
 
 
 def guard_of(keyring: Keyring | None, rights: Mapping[str, Right], metrics: AuthMetrics) -> Guard:

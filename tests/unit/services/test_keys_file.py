@@ -15,12 +15,16 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
 from penstock.cli import api_keys
 from penstock.keys import ApiKey, Keys, KeysError, Role, digest, new_key, parse, with_key, with_revoked
 from services.auth import keyring
 from services.auth.guard import Guard
 from services.auth.keyring import Keyring, NotAllowedError, Reason
+from services.auth.setup import AuthMetrics, keyring_of
+from services.clock import SystemClock
+from services.queue.settings import QueueSettings
 from tests.support.fleet import penstock
 
 HASH = f'sha256 = "{"0" * 64}"\n'
@@ -313,3 +317,20 @@ async def test_a_damaged_file_is_counted_once_and_changes_nothing(ring: Ring, da
     assert await ring.ring.refresh()
     assert ring.errors == 1
     assert ring.refused(f"Bearer {ring.key}") is Reason.REVOKED
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+async def test_metrics_say_that_a_file_is_refused_until_one_is_taken(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    path, registry = tmp_path / "keys.toml", CollectorRegistry()
+    path.write_text(GOOD)
+    ring = keyring_of(QueueSettings(PENSTOCK_KEYS=path), SystemClock(), AuthMetrics("queue", registry))
+    assert ring is not None
+    refused = [registry.get_sample_value("penstock_queue_keys_refused")]
+    changes: list[Callable[[Path], object]] = [damage, lambda _: None, lambda path: path.write_text(GOOD)]
+    for change in changes:
+        change(path)
+        await ring.refresh()
+        refused.append(registry.get_sample_value("penstock_queue_keys_refused"))
+    assert refused == [0, 1, 1, 0]

@@ -47,6 +47,9 @@ class Rig:
     def count(self, outcome: str) -> float | None:
         return self.registry.get_sample_value("penstock_queue_config_reloads_total", {"outcome": outcome})
 
+    def is_refused(self) -> float | None:
+        return self.registry.get_sample_value("penstock_queue_config_refused")
+
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
@@ -80,6 +83,14 @@ async def test_a_damaged_file_changes_nothing_is_told_and_counted(rig: Rig, capl
     assert await rig.reloader.reload() == REFUSED
     rig.write(2)
     assert await rig.reloader.reload() == APPLIED
+
+
+async def test_metrics_say_that_a_file_is_refused_until_one_is_taken(rig: Rig) -> None:
+    assert rig.is_refused() == 0
+    for weight, refused in (("'", 1), ("'", 1), (1, 0), ("[", 1), (2, 0)):
+        rig.write(weight)
+        await rig.reloader.reload()
+        assert rig.is_refused() == refused
 
 
 async def test_what_needs_a_start_is_named_and_left(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
