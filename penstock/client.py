@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
@@ -42,6 +43,7 @@ from penstock.results import (
 )
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from penstock.subjects import check_cursor, check_one_subject, of_batch, of_dead
 from penstock.submit_line import SubmitLines
 from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large
 from penstock.tls import TlsFiles
@@ -56,8 +58,6 @@ DEFAULT_RETRY_FOR_S = 60.0
 """A killed queue service is supervised back within seconds; this leaves room for a slow disk's recovery."""
 
 DEAD_PAGE_SIZE = 500
-
-MAX_CURSOR = 2**64 - 1
 
 AnyRequest: TypeAlias = RequestFields | request_pb2.Request
 ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
@@ -230,7 +230,7 @@ class Client:
         cursor: int = 0,
         follow: bool = False,
     ) -> AsyncGenerator[Result, None]:
-        """Yield results of a batch, or of the named requests, in completion order.
+        """Yield results of a batch, or of at most 10,000 named requests, in completion order.
 
         Resume a batch with the `cursor` of the last result seen. Ends when
         everything has ended, never for a batch with `follow`.
@@ -318,22 +318,32 @@ class Client:
                         yield tokens_from(delta)
 
     async def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
-        """Cancel the named requests, or everything of a batch that has not ended. Raises InvalidRequest for no name."""
-        request = pb.CancelRequest()
-        _choose(request, request_ids, batch)
-        response = await self._queue.call(lambda: self._stub.Cancel(request))
-        return Cancelled(response.cancelled, response.aborting, tuple(response.not_cancelled))
+        """Cancel the named requests, or everything of a batch that has not ended. Raises InvalidRequest for no name.
+
+        Names may be as many as you like; of more than 10,000 some may be cancelled where this raises Unavailable.
+        """
+        done = Cancelled(0, 0, ())
+        for request in of_batch(pb.CancelRequest, request_ids, batch):
+            response = await self._queue.call(partial(self._stub.Cancel, request))
+            done = Cancelled(
+                done.cancelled + response.cancelled,
+                done.aborting + response.aborting,
+                (*done.not_cancelled, *response.not_cancelled),
+            )
+        return done
 
     async def delete(self, *request_ids: str, batch: str | None = None) -> int:
         """Delete results that have been read, with their keys; return how many. Raises InvalidRequest for no name.
 
         Of a batch at least so many: it is repeated while the queue is away. What ends after this began stays.
+        Of more than 10,000 names some may be deleted where this raises Unavailable.
         """
-        request = pb.DeleteRequest()
-        _choose(request, request_ids, batch)
-        if batch is not None and (cursor := (await self.stats()).cursor):  # an older queue tells none
-            request.up_to = cursor
-        return (await self._queue.call(lambda: self._stub.Delete(request))).deleted
+        deleted = 0
+        for request in of_batch(pb.DeleteRequest, request_ids, batch):
+            if batch is not None and (cursor := (await self.stats()).cursor):  # an older queue tells none
+                request.up_to = cursor
+            deleted += (await self._queue.call(partial(self._stub.Delete, request))).deleted
+        return deleted
 
     async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
         """Yield the dead letters, oldest first, asked for `page_size` at a time."""
@@ -349,16 +359,17 @@ class Client:
             request.page_token = page.next_page_token
 
     async def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
-        """Put dead letters back to the front of their lines: the named ones, or all of now. Raises InvalidRequest."""
-        request = pb.RequeueDeadRequest()
-        if all_dead:
-            request.all = True
-            if cursor := (await self.stats()).cursor:
+        """Put dead letters back to the front of their lines: the named ones, or all of now. Raises InvalidRequest.
+
+        Of more than 10,000 names some may be requeued where this raises Unavailable.
+        """
+        done = Requeued(0, ())
+        for request in of_dead(request_ids, all_dead):
+            if all_dead and (cursor := (await self.stats()).cursor):
                 request.up_to = cursor
-        else:
-            request.request_ids.ids.extend(checked_names("request_ids", request_ids))
-        response = await self._queue.call(lambda: self._stub.RequeueDead(request))
-        return Requeued(response.requeued, tuple(response.not_dead))
+            response = await self._queue.call(partial(self._stub.RequeueDead, request))
+            done = Requeued(done.requeued + response.requeued, (*done.not_dead, *response.not_dead))
+        return done
 
     async def identify(self) -> pb.IdentifyResponse:
         """Return who the queue takes this client for. Raises Unauthenticated."""
@@ -404,12 +415,12 @@ class Client:
     def _session(
         self, batch: str | None, request_ids: Sequence[str], cursor: int, tokens: bool, follow: bool
     ) -> WatchSession:
+        check_one_subject("batch", batch is not None, request_ids)
         if batch is not None:
             check_name("batch", batch)
         elif not request_ids:
             raise PenstockError("nothing to watch: give a batch or request ids")
-        if not (isinstance(cursor, int) and 0 <= cursor <= MAX_CURSOR):
-            raise InvalidRequest(f"cursor: must be a whole number from 0 to {MAX_CURSOR}, not {cursor!r}", "cursor")
+        check_cursor(cursor)
         names = checked_names("request_ids", request_ids)
         return WatchSession(self._stub, self._queue, batch, names, cursor, tokens, follow)
 
@@ -429,15 +440,6 @@ class Client:
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context()
         return request, span
-
-
-def _choose(request: pb.CancelRequest | pb.DeleteRequest, request_ids: tuple[str, ...], batch: str | None) -> None:
-    """Have `request` mean a batch or, without one, the named requests. Raises InvalidRequest for what is no name."""
-    if batch is not None:
-        check_name("batch", batch)
-        request.batch = batch
-    else:
-        request.request_ids.ids.extend(checked_names("request_ids", request_ids))
 
 
 def _check_sendable(what: str, text: str) -> None:

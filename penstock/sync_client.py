@@ -147,7 +147,7 @@ class SyncClient:
     def watch(
         self, batch: str | None = None, *, request_ids: Sequence[str] = (), cursor: int = 0, follow: bool = False
     ) -> Iterator[Result]:
-        """Yield results of a batch, or of the named requests, in completion order."""
+        """Yield results of a batch, or of at most 10,000 named requests, in completion order."""
         return self._each(self._client.watch(batch, request_ids=request_ids, cursor=cursor, follow=follow))
 
     def events(

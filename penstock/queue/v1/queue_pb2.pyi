@@ -494,7 +494,7 @@ class RequestIds(_message.Message):
     IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """At least one."""
+        """At least one, and at most 10,000."""
 
     def __init__(
         self,
