@@ -159,9 +159,10 @@ class Client:
     ) -> AsyncGenerator[Submitted, None]:
         """Submit requests over one stream, batched; yield an ack for each once it is durable or refused.
 
-        Reads `requests` only as fast as the queue takes them. One that is refused,
-        here or by the queue, has `error` in its ack and stops no other; so has one
-        that a quota does not let in, unless that is to be waited for.
+        Reads `requests` only as fast as the queue takes them; an iterable that is
+        not async is read on the loop, which it holds while it makes one or a few.
+        One that is refused, here or by the queue, has `error` in its ack and stops
+        no other; so has one that a quota does not let in, unless that is waited for.
         `waits` is called with the reason before each wait for a queue that takes
         no more now. `window_bytes` of requests, and one more, are held at most.
         """

@@ -29,6 +29,11 @@ WINDOW_REQUESTS = 4096
 WINDOW_BYTES = 32 * 1024 * 1024
 """Most bytes without an ack, unless told otherwise; they are kept until then, as a lost stream sends them again."""
 
+TURN_S = 0.01
+"""Longest that requests are taken at one go. A source that makes each of them on the loop, as any plain iterable does,
+keeps all else from running meanwhile, and what it has made from being sent. As long as several frames of requests that
+are ready take: shorter ones would each be sent for less."""
+
 QUOTA_PAUSE_S = 1.0
 """Before requests that a quota did not let in are submitted again: requests end at a pace of seconds."""
 
@@ -106,8 +111,9 @@ class SubmitSession:
             await asyncio.wait([filling])
 
     async def _fill(self, source: AsyncIterable[Prepared]) -> None:
-        """Take requests from the source while the window has room."""
+        """Take requests from the source while the window has room, and let others run in between."""
         tag = 0
+        turn = _Turn(asyncio.get_running_loop())
         try:
             async for request in source:
                 while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= self._window_bytes:
@@ -123,6 +129,8 @@ class SubmitSession:
                     self._bytes_held += size
                     self._stream.put(tag)
                 tag += 1
+                if turn.is_long():
+                    await asyncio.sleep(0)
         finally:
             self._exhausted = True
             self._stream.wake.set()
@@ -305,6 +313,24 @@ class _Stream:
         """Let the writer end."""
         self.over = True
         self.wake.set()
+
+
+class _Turn:
+    """How long the loop has been held: from the first look until it turns, for whichever wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._until: float | None = None
+
+    def is_long(self) -> bool:
+        """Return whether the loop is to be given back."""
+        if self._until is None:
+            self._until = self._loop.time() + TURN_S
+            self._loop.call_soon(self._end)
+        return self._loop.time() > self._until
+
+    def _end(self) -> None:
+        self._until = None
 
 
 def too_large(size_bytes: int) -> RequestError:
