@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -91,6 +93,23 @@ async def test_a_call_that_says_nothing_ends_and_is_counted_no_more(monkeypatch:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         assert (await stub.DrainWorker(pb.DrainWorkerRequest(worker_id="abc"))).reservations == 3
         assert len(door) == 0
+
+
+class Stalling(Doorkeeper):
+    """Has the loop stand still as soon as it has turned to a call, which has said what it has to say."""
+
+    @asynccontextmanager
+    async def admit(self, context: Any) -> AsyncIterator[None]:
+        async with super().admit(context):
+            asyncio.get_running_loop().call_soon(time.sleep, 1.5)
+            yield
+
+
+async def test_a_call_whose_message_came_while_the_loop_stood_still_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict, "FIRST_MESSAGE_S", 1.0)
+    async with serving(Stalling()) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        assert (await stub.DrainWorker(pb.DrainWorkerRequest(worker_id="abc"))).reservations == 3
 
 
 async def test_one_message_where_one_is_meant_and_all_of_a_stream() -> None:
