@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, nullcontext
@@ -45,7 +44,7 @@ from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from penstock.subjects import check_cursor, check_one_subject, of_batch, of_dead
 from penstock.submit_line import SubmitLines
-from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large
+from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large, with_key
 from penstock.tls import TlsFiles
 from penstock.tracing import SubmitTracer
 from penstock.watching import Event, Joined, Transcript, WatchSession
@@ -141,6 +140,7 @@ class Client:
         `wanted` stays as it is: submitted again without a key of its own it is another request.
         """
         request, span = self._prepared(wanted)
+        with_key(request)
         with trace.use_span(span, end_on_exit=True):
             if (size_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
                 refused = too_large(size_bytes)
@@ -435,8 +435,6 @@ class Client:
 
     def _prepared(self, fields: AnyRequest) -> tuple[request_pb2.Request, trace.Span]:
         request = copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)
-        if not request.idempotency_key:
-            request.idempotency_key = secrets.token_hex(16)
         span: trace.Span = trace.INVALID_SPAN
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context()

@@ -190,7 +190,11 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The fate of one request of `submit_many`: `index` counts the requests from 0; `error` is set if refused."""
+    """The fate of one request of `submit_many`: `index` counts the requests from 0; `error` is set if refused.
+
+    `duplicate` says that its idempotency key, which was given, was known: by an earlier submit, or by one of this very
+    call whose answer was lost.
+    """
 
     index: int
     request_id: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
@@ -45,7 +46,7 @@ class SubmitSession:
     """One `submit_many`: requests in, acks out, each request acked exactly once.
 
     Requests without an ack are sent again when the stream breaks; their
-    idempotency keys make that harmless, so every request must have one.
+    idempotency keys make that harmless, so one that has none is given one.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class SubmitSession:
         self._stub = stub
         self._connection = connection
         self._client_id = client_id
-        self._held: dict[int, tuple[request_pb2.Request, int]] = {}
-        """By tag, with their size in bytes: to find that takes as long as to encode them."""
+        self._held: dict[int, tuple[request_pb2.Request, int, bool]] = {}
+        """By tag, with their size in bytes, which takes as long to find as to encode them, and whether the key is
+        this client's own."""
         self._bytes_held = 0
         self._exhausted = False
         self._stream = _Stream(())
@@ -119,21 +121,27 @@ class SubmitSession:
                 while len(self._held) >= WINDOW_REQUESTS or self._bytes_held >= self._window_bytes:
                     self._room.clear()
                     await self._room.wait()
-                if isinstance(request, RequestError):
-                    await self._refuse(tag, request)
-                elif (size := request.ByteSize()) > MAX_REQUEST_BYTES:
-                    # gRPC would break the stream off for some, at each attempt, and with it all the others.
-                    await self._refuse(tag, too_large(size))
-                else:
-                    self._held[tag] = request, size
-                    self._bytes_held += size
-                    self._stream.put(tag)
+                if (refused := self._take_in(tag, request)) is not None:
+                    await self._refuse(tag, refused)
                 tag += 1
                 if turn.is_long():
                     await asyncio.sleep(0)
         finally:
             self._exhausted = True
             self._stream.wake.set()
+
+    def _take_in(self, tag: int, request: Prepared) -> RequestError | None:
+        """Have a request sent; return why it is not to be, if so."""
+        if isinstance(request, RequestError):
+            return request
+        drawn = with_key(request)
+        if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+            # gRPC would break the stream off for some, at each attempt, and with it all the others.
+            return too_large(size)
+        self._held[tag] = request, size, drawn
+        self._bytes_held += size
+        self._stream.put(tag)
+        return None
 
     async def _refuse(self, tag: int, error: RequestError) -> None:
         """Have a request acked as wrong; returns when it is, so that a source of many such is bounded too."""
@@ -226,12 +234,14 @@ class SubmitSession:
         held = self._held.pop(tag, None)
         if held is None:
             return None
-        self._bytes_held -= held[1]
+        _, size, drawn = held
+        self._bytes_held -= size
         self._room.set()
         return Submitted(
             tag,
             ack.request_id,
-            duplicate=status == pb.SUBMIT_STATUS_DUPLICATE,
+            # With a key that nobody else has, it is what this client sent before a stream broke.
+            duplicate=status == pb.SUBMIT_STATUS_DUPLICATE and not drawn,
             error=_error(ack.error) if status in REFUSALS else None,
         )
 
@@ -254,7 +264,7 @@ class SubmitSession:
             tag = stream.to_send[0]
             held = self._held.get(tag)
             if held is not None:
-                request, size = held
+                request, size, _ = held
                 if frame_bytes and frame_bytes + size > TARGET_FRAME_BYTES:
                     break
                 frame_bytes += size
@@ -331,6 +341,14 @@ class _Turn:
 
     def _end(self) -> None:
         self._until = None
+
+
+def with_key(request: request_pb2.Request) -> bool:
+    """Give a request that has no idempotency key one of its own; return whether it had none."""
+    if request.idempotency_key:
+        return False
+    request.idempotency_key = secrets.token_hex(16)
+    return True
 
 
 def too_large(size_bytes: int) -> RequestError:

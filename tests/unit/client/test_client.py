@@ -73,12 +73,15 @@ async def test_a_message_can_be_submitted_again_and_is_another_request(
     assert template == request_pb2.Request(text="p"), "the caller's message is as it was"
 
 
-async def test_a_broken_submit_stream_loses_and_repeats_nothing(client: penstock.Client, queue: FakeQueue) -> None:
+@pytest.mark.parametrize("key", ["", "k{}"])
+async def test_a_broken_submit_loses_and_repeats_nothing(client: penstock.Client, queue: FakeQueue, key: str) -> None:
     queue.break_submit_after_acks = 700
-    acks = [ack async for ack in client.submit_many({"prompt": f"p {i}"} for i in range(2000))]
+    fields: Any = ({"prompt": f"p {i}", "idempotency_key": key.format(i)} for i in range(2000))
+    acks = [ack async for ack in client.submit_many(fields)]
     assert sorted(ack.index for ack in acks) == list(range(2000))
     assert len(queue.requests) == 2000
-    assert any(ack.duplicate for ack in acks), "what was stored without an ack was sent again"
+    assert sum(queue.frames) > 2000, "what was stored without an ack was sent again"
+    assert any(ack.duplicate for ack in acks) is bool(key), "a key of the client's own is nobody else's"
 
 
 async def test_a_full_queue_is_tried_again(client: penstock.Client, queue: FakeQueue) -> None:
