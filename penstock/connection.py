@@ -25,6 +25,11 @@ MOST_PAUSE_S = 2.0
 CONNECT_S = 3.0
 """Longest an attempt to connect may take: with TLS that is four round trips, to a host that may be far away or busy."""
 
+ANSWER_S = 30.0
+"""A call that a service answers at once has no answer after this, or after `retry_for_s` if that is longer: its process
+is stopped, or its disk hangs, of which the connection knows late or never. A queue that starts with two million
+requests, or that has 256 MiB to write first, answers within it."""
+
 MAX_WATCHES = 600
 """That one client has open. A service takes 1,024 calls of a connection, and what is beyond waits inside gRPC without a
 word; single submits have up to 256 streams, and the rest is for short calls."""
@@ -151,6 +156,19 @@ class Connection:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or not isinstance(problem, Unavailable):
                     raise problem from None
             await patience.wait_or_raise(problem)
+
+    async def ask(self, method: Callable[[], Awaitable[T]], turn: Turn = nullcontext) -> T:
+        """Return what `call` does, of a method that is answered at once: raises Unavailable where it is not."""
+        answer_s = max(ANSWER_S, self._retry_for_s)
+
+        async def answer() -> T:
+            try:
+                async with asyncio.timeout(answer_s):
+                    return await method()
+            except TimeoutError:
+                raise Unavailable(f"{self.address} has not answered for {answer_s:g} s") from None
+
+        return await self.call(answer, turn)
 
     async def wait_or_raise(self, patience: Patience, error: grpc.aio.AioRpcError) -> None:
         """Pause before a stream is opened again; raises the client's error if it cannot help."""

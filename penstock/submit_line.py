@@ -77,7 +77,7 @@ class SubmitLines:
         """Return the request's id once it is durable. Raises the client's errors, `is_undone` if nothing is stored."""
         doubt = _Doubt()
         try:
-            ack = await self._connection.call(lambda: self._ask(request, doubt))
+            ack = await self._connection.ask(lambda: self._ask(request, doubt))
         except PenstockError as error:
             error.is_undone = not doubt.any
             raise
