@@ -511,7 +511,7 @@ Global___RequestIds: _TypeAlias = RequestIds  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):
-    """One frame, queue to watcher."""
+    """One frame, queue to watcher: 1 MiB and what its last event takes, which may be a result of 12 MiB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -28,6 +28,8 @@ if _version_not_supported:
 class QueueServiceStub:
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     def __init__(self, channel):
@@ -111,6 +113,8 @@ class QueueServiceStub:
 class QueueServiceServicer:
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     def Submit(self, request_iterator, context):
@@ -301,6 +305,8 @@ def add_QueueServiceServicer_to_server(servicer, server):
 class QueueService:
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     @staticmethod

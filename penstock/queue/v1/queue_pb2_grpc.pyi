@@ -29,6 +29,8 @@ GRPC_VERSION: str
 class QueueServiceStub:
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     @_typing.overload
@@ -80,6 +82,8 @@ class QueueServiceStub:
 class QueueServiceAsyncStub(QueueServiceStub):
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -127,6 +131,8 @@ class QueueServiceAsyncStub(QueueServiceStub):
 class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     """Durable request queue. Every frame carries all messages that were ready at
     one wake-up of its sender; nothing is acknowledged before it is on disk.
+    Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
+    gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
     """
 
     @_abc_1.abstractmethod
