@@ -21,7 +21,7 @@ class Outcome(IntEnum):
 
 
 class FinishReason(IntEnum):
-    """Why one completion stopped."""
+    """Why one completion stopped; UNSPECIFIED also for what only a newer queue has a name for."""
 
     UNSPECIFIED = pb.FINISH_REASON_UNSPECIFIED
     STOP = pb.FINISH_REASON_STOP
@@ -30,6 +30,10 @@ class FinishReason(IntEnum):
     ERROR = pb.FINISH_REASON_ERROR
     REPETITION = pb.FINISH_REASON_REPETITION
     TOOL_CALLS = pb.FINISH_REASON_TOOL_CALLS
+
+    @classmethod
+    def _missing_(cls, value: object) -> FinishReason | None:
+        return cls.UNSPECIFIED if isinstance(value, int) else None
 
 
 class RequestState(IntEnum):

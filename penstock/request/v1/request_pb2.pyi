@@ -79,7 +79,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     """The model calls functions it was offered."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """Why one completion stopped (vLLM's finish reasons)."""
+    """Why one completion stopped (vLLM's finish reasons). More may come: one that you do not know is some other reason."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 """Still running."""

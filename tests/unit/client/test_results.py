@@ -1,8 +1,8 @@
-"""What the wire says of an answer that a worker read as a message."""
+"""What the wire says of an answer: one that a worker read as a message, one that a newer queue has ended."""
 
 from __future__ import annotations
 
-from penstock import Outcome, Result
+from penstock import FinishReason, Outcome, Result
 from penstock.request.v1 import request_pb2 as pb
 from penstock.results import result_from
 
@@ -30,3 +30,9 @@ def test_where_no_parser_read_it_there_is_the_text_alone() -> None:
     assert (result.text, result.reasoning, result.choices[0].content) == (RAW, None, None)
     assert result.usage.reasoning_tokens is None
     assert Result("r-1", Outcome.DEAD).reasoning is None
+
+
+def test_a_reason_that_only_a_newer_queue_knows_keeps_no_answer_from_its_reader() -> None:
+    choice = pb.Choice(text="Seven.", finish_reason=max(pb.FinishReason.values()) + 1)  # type: ignore[arg-type]
+    result = result_from(pb.Result(outcome=pb.OUTCOME_COMPLETED, choices=[choice]))
+    assert (result.text, result.choices[0].finish_reason) == ("Seven.", FinishReason.UNSPECIFIED)
