@@ -64,6 +64,8 @@ FORKED = (
 )
 OTHER_LOOP = "a Client belongs to the event loop it was made in; make it in the coroutine that uses it"
 
+NO_LOOP = "a Client belongs to an event loop, and this thread has none; make it in a coroutine, or use a SyncClient"
+
 T = TypeVar("T")
 
 Turn: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
@@ -106,16 +108,17 @@ class Connection:
         """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds.
 
         TLS and key are as `tls` and `credentials` say, by default as the environment does; raises TlsError if the
-        files of TLS are no good, and PenstockError in a process that was forked from one with connections.
+        files of TLS are no good, and PenstockError in a process that was forked from one with connections, or in a
+        thread without an event loop.
         """
         _refuse_fork()
+        self._loop = _loop_of_channels()
         self.address = address
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())
         self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
         if not _first_pid:
             _first_pid.append(os.getpid())
-        self._loop = _loop_of_channels()
         self._retry_for_s = retry_for_s
         self._closing = asyncio.Event()
         self._watches, self._submits = asyncio.Semaphore(MAX_WATCHES), asyncio.Semaphore(MAX_SUBMITS)
@@ -260,8 +263,10 @@ def _refuse_fork() -> None:
 
 
 def _loop_of_channels() -> asyncio.AbstractEventLoop:
-    """Return the event loop to which gRPC ties a channel that is made now."""
-    try:
+    """Return the event loop to which gRPC ties a channel that is made now. Raises PenstockError if there is none."""
+    with suppress(RuntimeError):
         return asyncio.get_running_loop()
-    except RuntimeError:
+    try:
         return asyncio.get_event_loop_policy().get_event_loop()
+    except RuntimeError:
+        raise PenstockError(NO_LOOP) from None

@@ -217,3 +217,18 @@ def test_a_client_of_another_event_loop_says_so(made: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     said = "PenstockError a Client belongs to the event loop it was made in"
     assert (ended.stdout.splitlines(), ended.returncode) == ([said] * 4, 0), ended.stderr
+
+
+def test_a_client_made_where_there_is_no_event_loop_says_so() -> None:
+    made: list[str] = []
+
+    def make() -> None:
+        try:
+            penstock.Client("127.0.0.1:1", "127.0.0.1:1")
+        except penstock.PenstockError as error:
+            made.append(str(error))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    assert ["this thread has none" in said for said in made] == [True]
