@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -99,6 +100,36 @@ class Patience:
         await self._pause(pause_s)
 
 
+class Heard:
+    """When a service was last heard of by calls that wait behind each other."""
+
+    _last_s = -math.inf
+
+    def note(self) -> None:
+        """Note that one of them is answered just now."""
+        self._last_s = asyncio.get_running_loop().time()
+
+    @asynccontextmanager
+    async def within(self, silent_s: float) -> AsyncIterator[None]:
+        """Raise TimeoutError inside once nothing was heard for so long since this began."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        async with asyncio.timeout(None) as limit:
+
+            def look() -> None:
+                until_s = max(began_s, self._last_s) + silent_s
+                if until_s <= loop.time():
+                    limit.reschedule(until_s)
+                else:
+                    timers[0] = loop.call_at(until_s, look)
+
+            timers = [loop.call_at(began_s + silent_s, look)]
+            try:
+                yield
+            finally:
+                timers[0].cancel()
+
+
 class Connection:
     """A channel to "HOST:PORT" and the patience of its calls."""
 
@@ -160,13 +191,16 @@ class Connection:
                     raise problem from None
             await patience.wait_or_raise(problem)
 
-    async def ask(self, method: Callable[[], Awaitable[T]], turn: Turn = nullcontext) -> T:
-        """Return what `call` does, of a method that is answered at once: raises Unavailable where it is not."""
-        answer_s = max(ANSWER_S, self._retry_for_s)
+    async def ask(self, method: Callable[[], Awaitable[T]], turn: Turn = nullcontext, heard: Heard | None = None) -> T:
+        """Return what `call` does, of a method that is answered at once: raises Unavailable where it is not.
+
+        One of many that are `heard` of together waits for its own answer as long as others are answered.
+        """
+        answer_s, heard = max(ANSWER_S, self._retry_for_s), heard or Heard()
 
         async def answer() -> T:
             try:
-                async with asyncio.timeout(answer_s):
+                async with heard.within(answer_s):
                     return await method()
             except TimeoutError:
                 raise Unavailable(f"{self.address} has not answered for {answer_s:g} s") from None

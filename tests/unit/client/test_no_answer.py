@@ -10,6 +10,7 @@ import pytest
 
 import penstock
 from penstock import connection
+from penstock.queue.v1 import queue_pb2 as pb
 from tests.support.fake_queue import FakeQueue, serving
 
 
@@ -67,6 +68,23 @@ async def test_what_is_answered_at_once_is_not_waited_for_without_end(
                 await ANSWERED_AT_ONCE[call](client)
         assert queue.asked == 1, "it is not asked again, as patience is at an end"
         queue.going.set()
+
+
+class Slow(FakeQueue):
+    """Acks one submit of a stream after another."""
+
+    async def Submit(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async for response in super().Submit(request_iterator, context):
+            for ack in response.acks.acks:
+                await asyncio.sleep(0.1)
+                yield pb.SubmitResponse(acks=pb.SubmitAcks(acks=[ack]))
+
+
+async def test_a_submit_waits_behind_others_for_as_long_as_these_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "ANSWER_S", 0.5)
+    async with serving(Slow()) as address, penstock.Client(address, retry_for_s=0) as client:
+        names = await asyncio.gather(*(client.submit(prompt="p") for _ in range(20)))
+    assert len(set(names)) == 20, "the last has waited for two seconds, and the queue was never silent for half of one"
 
 
 async def test_what_may_take_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
