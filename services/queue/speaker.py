@@ -27,9 +27,13 @@ from services.queue.watch.hub import WatchHub
 from services.rpc.limits import MAX_UNSENT_BYTES, MAX_UNSENT_PAYLOAD_BYTES
 from services.rpc.names import SCHEDULER_TAKEN, name_taken
 from services.rpc.outbox import Outbox
-from services.telemetry import Telemetry
+from services.telemetry import Attribute, Telemetry
 
 log = logging.getLogger(__name__)
+
+WELL = frozenset({Outcome.COMPLETED, Outcome.CANCELLED})
+"""Outcomes that were asked for. Of the others a rejection is the request's own fault: like an HTTP 4xx it has an
+`error.type` in its trace, but its span's status is no error."""
 
 
 @dataclass
@@ -165,17 +169,25 @@ class Speaker:
             self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
         self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
         if self._telemetry.enabled:
-            self._telemetry.record(
-                "queue.complete",
-                effect.meta.traceparent,
-                effect.completed_ns,
-                self._clock.now_ns(),
-                {
-                    "penstock.request.id": effect.request_id,
-                    "penstock.outcome": effect.outcome.name.lower(),
-                    "penstock.attempt": effect.attempts,
-                },
-            )
+            self._record_end(effect)
+
+    def _record_end(self, effect: fx.Ended) -> None:
+        attributes: dict[str, Attribute] = {
+            "penstock.request.id": effect.request_id,
+            "penstock.outcome": effect.outcome.name.lower(),
+            "penstock.attempt": effect.attempts,
+        }
+        code = "" if effect.outcome in WELL else wire.error_code(effect)
+        if code:
+            attributes["error.type"] = code
+        self._telemetry.record(
+            "queue.complete",
+            effect.meta.traceparent,
+            effect.completed_ns,
+            self._clock.now_ns(),
+            attributes,
+            "" if effect.outcome is Outcome.REJECTED else code,
+        )
 
     def _lease_ended(self, effect: fx.LeaseEnded) -> None:
         """Say of an attempt what is left of it if its worker was killed before it could export its spans."""
@@ -183,19 +195,21 @@ class Speaker:
             run = cast("wire.RunResult | None", effect.body)
             timings = request_pb2.Timings() if run is None else run.message.timings
             moments = {"first_token": timings.first_token_unix_ns, "last_token": timings.last_token_unix_ns}
+            attributes: dict[str, Attribute] = {
+                "penstock.request.id": effect.request_id,
+                "penstock.channel": effect.meta.channel,
+                "penstock.attempt": effect.attempt,
+                "penstock.worker.id": effect.worker_id,
+                "penstock.lease.end": effect.cause,
+            }
+            code = ""
+            if effect.failure is not None:  # only its code: the message may quote what a client sent
+                code = attributes["error.type"] = effect.failure.code or effect.cause
+            if effect.last:
+                attributes["penstock.attempt.last"] = True
+            events = {name: at_ns for name, at_ns in moments.items() if at_ns}
             self._telemetry.record(
-                "queue.lease",
-                effect.meta.traceparent,
-                effect.leased_ns,
-                effect.ended_ns,
-                {
-                    "penstock.request.id": effect.request_id,
-                    "penstock.channel": effect.meta.channel,
-                    "penstock.attempt": effect.attempt,
-                    "penstock.worker.id": effect.worker_id,
-                    "penstock.lease.end": effect.cause,
-                },
-                events={name: at_ns for name, at_ns in moments.items() if at_ns},
+                "queue.lease", effect.meta.traceparent, effect.leased_ns, effect.ended_ns, attributes, code, events
             )
 
     def _went_back(self, effect: fx.WentBack) -> None:

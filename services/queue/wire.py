@@ -209,6 +209,13 @@ def told_result(ended: Ended) -> StoredResult | None:
     return StoredResult(ended.completion_seq, run.encoded)
 
 
+def error_code(ended: Ended) -> str:
+    """Return the code of what a request ended of, as its result has it; that of its outcome if nobody gave one."""
+    run = cast("RunResult | None", ended.body)
+    code = ended.failure.code if ended.failure is not None else "" if run is None else run.message.error.code
+    return code or ended.outcome.name.lower()
+
+
 def read_result(row: bytes) -> StoredResult:
     """Return the result in a row of `results`, with its cursor."""
     return StoredResult(*records.split_result(row))

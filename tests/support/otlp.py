@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from tests.support.ports import free_port
 
@@ -29,6 +30,8 @@ class ReceivedSpan:
     attributes: dict[str, Any]
     events: dict[str, int]
     """Moments within it by name, Unix time in nanoseconds."""
+    is_error: bool = False
+    """Whether its status says that something went wrong."""
 
 
 @dataclass
@@ -88,6 +91,7 @@ def spans_of(request: trace_service_pb2.ExportTraceServiceRequest) -> list[Recei
             end_ns=span.end_time_unix_nano,
             attributes={item.key: plain(item.value) for item in span.attributes},
             events={event.name: event.time_unix_nano for event in span.events},
+            is_error=span.status.code == Status.STATUS_CODE_ERROR,
         )
         for resource in request.resource_spans
         for scope in resource.scope_spans

@@ -175,6 +175,8 @@ class Trace:
             yield f"{len(grants)} grants, {len(holdings)} times credits"
         killed = self._was_killed(lease)
         end = lease.attributes["penstock.lease.end"]
+        if lease.is_error is not (attempt < attempts):
+            yield f"its lease ended by {end}, which is {'an' if lease.is_error else 'no'} error"
         if attempt < attempts:
             self.lost += 1
             if not killed or end not in ("worker_lost", "lease_expired"):

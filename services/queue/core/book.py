@@ -47,9 +47,12 @@ class Change(Value):
         body: Any = None,
         worker_id: str = "",
         instance_id: str = "",
+        exhausted_by: Input | None = None,
     ) -> None:
         self.event, self.now_ns, self.outcome, self.failure, self.body = event, now_ns, outcome, failure, body
         self.worker_id, self.instance_id = worker_id, instance_id
+        self.exhausted_by = exhausted_by
+        """Which of those that EXHAUST stands for."""
 
 
 class Book:
@@ -333,8 +336,10 @@ class Book:
                 entry.worker_id,
                 entry.leased_ns,
                 change.now_ns,
-                change.event.value,
+                (change.exhausted_by or change.event).value,
                 change.body,
+                None if change.event is Input.COMPLETE else change.failure,
+                change.exhausted_by is not None,
             )
         )
         self._write(records.LEASES, records.seq_key(entry.seq), None)
@@ -404,8 +409,11 @@ class Book:
             )
         )
         self.emit(
-            Ended(entry.seq, name, entry.meta, change.outcome, entry.attempts, change.now_ns, position, change.body)
-        )
+            Ended(
+                entry.seq, name, entry.meta, change.outcome, entry.attempts, change.now_ns, position, change.body,
+                change.failure,
+            )
+        )  # fmt: skip
 
     def _erase_result(self, entry: Entry) -> None:
         self.counters.results -= 1

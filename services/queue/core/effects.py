@@ -278,7 +278,7 @@ class SchedulerTaken(NamedTuple):
 
 
 class Ended(Value):
-    """A request ended, durably."""
+    """A request ended, durably; `failure` says of what, unless `body`, the worker's result, does."""
 
     def __init__(
         self,
@@ -290,13 +290,18 @@ class Ended(Value):
         completed_ns: int,
         completion_seq: int,
         body: Any,
+        failure: Failure | None = None,
     ) -> None:
         self.seq, self.request_id, self.meta, self.outcome, self.attempts = seq, request_id, meta, outcome, attempts
         self.completed_ns, self.completion_seq, self.body = completed_ns, completion_seq, body
+        self.failure = failure
 
 
 class LeaseEnded(Value):
-    """An attempt is over, however it ended; `cause` is what ended its lease, `body` the result if it has one."""
+    """An attempt is over, however it ended; `cause` is what ended its lease, `body` the result if it has one.
+
+    One that was lost has the `failure` that it was lost with, and was the `last` if no attempt was left.
+    """
 
     def __init__(
         self,
@@ -308,9 +313,12 @@ class LeaseEnded(Value):
         ended_ns: int,
         cause: str,
         body: Any,
+        failure: Failure | None,
+        last: bool,
     ) -> None:
         self.request_id, self.meta, self.attempt, self.worker_id = request_id, meta, attempt, worker_id
         self.leased_ns, self.ended_ns, self.cause, self.body = leased_ns, ended_ns, cause, body
+        self.failure, self.last = failure, last
 
 
 class WentBack(NamedTuple):

@@ -235,8 +235,9 @@ class Workers:
     def _lose(self, entry: Entry, event: Input, failure: Failure, now_ns: int) -> None:
         """End an attempt without a result: another attempt, or the end if this was the last."""
         if entry.attempts >= self._rules.max_attempts:
-            event = Input.EXHAUST
-        self._book.apply(entry, Change(event, now_ns, failure=failure))
+            self._book.apply(entry, Change(Input.EXHAUST, now_ns, failure=failure, exhausted_by=event))
+        else:
+            self._book.apply(entry, Change(event, now_ns, failure=failure))
 
     def renew(self, message: Renew, now_ns: int) -> None:
         """Give leases their full length again; tell the worker of those it has lost."""

@@ -33,8 +33,9 @@ def span(name: str, parent: str, start_ms: int, end_ms: int, span_id: str = "", 
     attributes |= {"penstock.request.id": REQUEST, "penstock.outcome": "completed", "penstock.attempt": 2}
     attributes |= {"penstock.worker.id": "w2"} | {f"penstock.{key.replace('_', '.')}": v for key, v in changed.items()}
     events = {"first_token": 52_100 * MS, "last_token": 52_500 * MS} if changed.get("lease_end") == "complete" else {}
-    service = name.partition(".")[0]
-    return ReceivedSpan(service, name, "t", span_id or name, parent, start_ms * MS, end_ms * MS, attributes, events)
+    service, lost = name.partition(".")[0], changed.get("lease_end") == "worker_lost"
+    times = start_ms * MS, end_ms * MS
+    return ReceivedSpan(service, name, "t", span_id or name, parent, *times, attributes, events, lost)
 
 
 def retried() -> list[ReceivedSpan]:
@@ -101,6 +102,8 @@ OUT_OF_PLACE = {
     "before what comes before": with_change("engine.prefill", start_ns=52_000 * MS),
     "two attempts at once": with_change("lease-2", start_ns=31_000 * MS),
     "no tokens": with_change("lease-2", events={}),
+    "a loss that is no error": with_change("lease-1", is_error=False),
+    "an answer that is one": with_change("lease-2", is_error=True),
     "no attributes": with_change("queue.persist", attributes={"penstock.request.id": REQUEST}),
     "unheard of": with_change("queue.complete", name="queue.unheard"),
     "twice": [*retried(), span("queue.persist", "root", 1, 9, "two")],
