@@ -98,6 +98,8 @@ class _Exchange:
         self.request_id = ""
         """The name of it, once it is durable."""
         self._failed_status = 0
+        self._failed_of = ""
+        """The code of what it failed of."""
         self._span: trace.Span = trace.INVALID_SPAN
 
     @property
@@ -131,8 +133,7 @@ class _Exchange:
             log.exception("a request failed%s", self._where(), extra=about(self.request_id, traceparent_of(self._span)))
             await self._tell(self._unanswered(500, "the gateway failed", "internal_error"))
         finally:
-            self._span.set_attribute("http.response.status_code", self.status)
-            self._span.end()
+            self._end_span()
 
     async def _answer(self, headers: Headers, receive: Receive) -> None:
         extras = read_extras(headers.items())
@@ -309,6 +310,7 @@ class _Exchange:
 
     async def _tell(self, problem: Problem) -> None:
         self._failed_status = problem.status
+        self._failed_of = problem.error["code"] or str(problem.status)
         if not (self._reply.ended or self._reply.torn):
             await self._reply.problem(problem)
 
@@ -320,6 +322,14 @@ class _Exchange:
         return self._parts.telemetry.start(
             "gateway.request", extras.traceparent, time.time_ns(), attributes, trace.SpanKind.SERVER
         )
+
+    def _end_span(self) -> None:
+        """End it, by OpenTelemetry's conventions for HTTP: what a client did wrong is no error of the server's."""
+        self._span.set_attribute("http.response.status_code", self.status)
+        if self.status >= 500:
+            self._span.set_attribute("error.type", self._failed_of)
+            self._span.set_status(trace.StatusCode.ERROR)
+        self._span.end()
 
 
 def gather(gathered: Gathered, events: Told) -> None:
