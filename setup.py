@@ -17,7 +17,7 @@ COMPILED: dict[str, str] = {
     "services/rpc": "backoff encoding outbox streams",
     "services/queue/core": """ages audit book effects entry lifecycle lines machine messages offers ordered quotas
         records workers""",
-    "services/queue": "committer items outlet payloads rights speaker wire",
+    "services/queue": "committer items letters outlet payloads rights speaker wire",
     "services/queue/files": "changes listing rows shelf",
     "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",
     "services/queue/submits": "intake turns validate",

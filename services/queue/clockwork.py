@@ -13,6 +13,7 @@ from services.queue.committer import Committer, RefusedError
 from services.queue.core.messages import Message, Tick
 from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.items import Lookup
+from services.queue.letters import DeadLetters
 from services.queue.metrics import QueueMetrics
 from services.queue.settings import QueueSettings
 from services.queue.storage.lives import Lives
@@ -59,8 +60,10 @@ class Clockwork:
         shelf: Shelf,
         metrics: QueueMetrics,
         lives: Lives,
+        letters: DeadLetters,
     ) -> None:
-        """Post to `committer`, sweep by `admin` and `shelf`, show `metrics`, note the clock in `lives`."""
+        """Post to `committer`, sweep by `admin` and `shelf`, show `metrics`, note the clock in `lives`, count `letters`
+        each second."""
         self._settings = settings
         self._clock = clock
         self._committer = committer
@@ -69,6 +72,7 @@ class Clockwork:
         self._shelf = shelf
         self._metrics = metrics
         self._lives = lives
+        self._letters = letters
         self._spots = SpotCheck(metrics.audit_violations.inc)
         self._told_behind_s = 0.0
 
@@ -151,6 +155,7 @@ class Clockwork:
         health, machine = self._committer.health, self._committer.machine
         health.check_disk()
         self._look_at_clock()
+        self._letters.count()
         self._metrics.show(machine.overview(), self._clock.now_ns(), len(self._hub), health.free_bytes_if_known)
         if health.unreadable:
             self._metrics.store_failures.inc()  # it has no end by itself, and so has its alert none

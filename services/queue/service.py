@@ -144,9 +144,11 @@ class Service:
         self._reloader = Reloader(settings, "queue", self.reconfigure, registry=metrics.registry)
         self._shelf = Shelf(store, self._clock, self._shelf_refusal, faults, self._lives.ages)
         self._reclaimer = Reclaimer(store, self.committer.health, settings.disk_free_min_bytes, metrics.reclaimed.inc)
+        self.letters = self._speaker.letters
         self.clockwork = Clockwork(
-            settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives
-        )
+            settings, self._clock, self.committer, self._hub, self._admin, self._shelf, metrics, self._lives,
+            self.letters,
+        )  # fmt: skip
         metrics.commit_age.set_function(self.clockwork.commit_age_s)
 
     def _renew_interests(self) -> None:
@@ -217,6 +219,7 @@ class Service:
             self.committer.stop()
             self._shelf.stop()
             await asyncio.gather(*beside, stopping, return_exceptions=True)
+            self.letters.count()
             self._reader.close()
             with suppress(StoreError):
                 self._lives.note(self._clock.now_ns())

@@ -20,6 +20,7 @@ from services.queue import wire
 from services.queue.core import effects as fx
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
+from services.queue.letters import DeadLetters
 from services.queue.metrics import QueueMetrics
 from services.queue.outlet import Early, Released
 from services.queue.storage.store import StoreDamagedError, StoreError
@@ -87,6 +88,7 @@ class Speaker:
         self._read_payload = read_payload
         self.links: dict[int, Link] = {}
         self.tallies = metrics.tallies.by_channel
+        self.letters = DeadLetters()
         self.on_reset: Callable[[], None] = _nothing
         self._payloads: dict[int, bytes] = {}
         self._say: dict[type, Callable[[Any], None]] = {
@@ -167,6 +169,8 @@ class Speaker:
             tally.completion_tokens += usage.completion_tokens
         if effect.outcome is Outcome.COMPLETED:  # the others say how long somebody waited before giving up
             self._metrics.e2e_seconds.of(channel).observe((effect.completed_ns - effect.meta.submitted_ns) / 1e9)
+        elif effect.outcome is Outcome.DEAD:
+            self.letters.note(effect, wire.error_code(effect))
         self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
         if self._telemetry.enabled:
             self._record_end(effect)
