@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from opentelemetry.trace import StatusCode
+
 from penstock.errors import CHANNEL_DENIED
 from penstock.names import BATCH_CHANNEL
 from penstock.queue.v1 import queue_pb2
@@ -40,8 +42,8 @@ Fate: TypeAlias = tuple[str, bool, Failure | None]
 class _Taken(Value):
     """One request of a frame: refused, or on its way to the disk."""
 
-    def __init__(self, tag: int, failure: Failure | None, span: Span | None) -> None:
-        self.tag, self.failure, self.span = tag, failure, span
+    def __init__(self, tag: int, failure: Failure | None) -> None:
+        self.tag, self.failure = tag, failure
 
 
 class Taking:
@@ -52,16 +54,17 @@ class Taking:
         self.all_or_none = all_or_none
         self.taken: list[_Taken] = []
         self.good: list[NewRequest] = []
+        self.spans: list[Span] = []
+        """Of the good ones, if there are spans."""
 
 
 class Frame:
     """The requests that came together, and their acks to be."""
 
-    def __init__(self, taken: list[_Taken], answer: asyncio.Future[Submitted] | None, clock: Clock) -> None:
+    def __init__(self, taken: list[_Taken], answer: asyncio.Future[Submitted] | None) -> None:
         """Wait for `answer`, which covers the requests of `taken` that were not refused."""
         self._taken = taken
         self._answer = answer
-        self._clock = clock
 
     def on_durable(self, call: Callable[[], None]) -> None:
         """Have `call` called when the fate of the frame is known, also if nobody waits for the acks any more."""
@@ -80,7 +83,7 @@ class Frame:
                 answer = await asyncio.shield(self._answer)
                 durable = [(name, new, answer.refused.get(place)) for place, (name, new) in enumerate(answer.acks)]
             except RefusedError as error:
-                refusal = Failure("disk_full" if error.disk_full else "store_unavailable", str(error))
+                refusal = Failure(_code_of(error), str(error))
         fates = iter(durable)
         return [self._ack(taken, refusal, fates) for taken in self._taken]
 
@@ -99,9 +102,6 @@ class Frame:
                 waits = beyond.code == OVER_QUOTA
                 ack.status = queue_pb2.SUBMIT_STATUS_OVER_QUOTA if waits else queue_pb2.SUBMIT_STATUS_INVALID
                 ack.error.CopyFrom(wire.error_of(beyond))
-        if taken.span is not None:
-            taken.span.set_attribute("penstock.request.id", ack.request_id)
-            taken.span.end(end_time=self._clock.now_ns())
         return ack
 
 
@@ -161,23 +161,23 @@ class Intake:
                     self._metrics.auth.refused.labels(Reason.CHANNEL).inc()
                 if taking.all_or_none:
                     raise _whole_refusal(error, tag) from None
-                taking.taken.append(_Taken(tag, error.failure, None))
+                taking.taken.append(_Taken(tag, error.failure))
                 continue
-            span = None
             if self._telemetry.enabled:
                 span = self._persist_span(new.meta, now_ns)
+                taking.spans.append(span)
                 new = _traced(new, request, span)
             taking.good.append(new)
-            taking.taken.append(_Taken(tag, None, span))
+            taking.taken.append(_Taken(tag, None))
 
     def post(self, call: int, taking: Taking) -> Frame:
         """Post the good ones of what was checked; those of one `call` are stored in the order they came in."""
-        good = taking.good
+        good, spans = taking.good, taking.spans
         source = (CALLER.get().tenant, call)
         answer = self._post(source, tuple(good), taking.all_or_none) if good else None
         if answer is not None:
-            answer.add_done_callback(lambda done: self._count_refusal(done, len(good)))
-        return Frame(taking.taken, answer, self._clock)
+            answer.add_done_callback(lambda done: self._note_fate(done, len(good), spans))
+        return Frame(taking.taken, answer)
 
     def _post(self, source: Source, good: tuple[NewRequest, ...], all_or_none: bool) -> asyncio.Future[Submitted]:
         weight = weight_of(len(good), sum(len(new.payload) for new in good))
@@ -200,7 +200,8 @@ class Intake:
         """Start the span of persisting; it is the root of the trace if the client sent none."""
         return self._telemetry.start("queue.persist", meta.traceparent, now_ns, {"penstock.channel": meta.channel})
 
-    def _count_refusal(self, answer: asyncio.Future[Submitted], count: int) -> None:
+    def _note_fate(self, answer: asyncio.Future[Submitted], count: int, spans: list[Span]) -> None:
+        """Count what was refused and end the spans, whoever still listens: what is stored is run without its client."""
         # Reading the exception also keeps asyncio from reporting it when the client has gone.
         if answer.cancelled():
             return
@@ -209,6 +210,28 @@ class Intake:
         elif answer.result().refused:
             for failure in answer.result().refused.values():
                 self._metrics.refused_submits.labels("over_quota" if failure.code == OVER_QUOTA else "invalid").inc()
+        if spans:
+            _end_spans(spans, answer, self._clock.now_ns())
+
+
+def _end_spans(spans: list[Span], answer: asyncio.Future[Submitted], now_ns: int) -> None:
+    error = answer.exception()
+    for place, span in enumerate(spans):
+        if error is not None:
+            code = _code_of(error)
+            span.set_status(StatusCode.ERROR, code)
+        else:
+            if name := answer.result().acks[place][0]:
+                span.set_attribute("penstock.request.id", name)
+            refusal = answer.result().refused.get(place)  # the client's own doing, and so no error
+            code = "" if refusal is None else refusal.code
+        if code:
+            span.set_attribute("error.type", code)
+        span.end(end_time=now_ns)
+
+
+def _code_of(error: BaseException) -> str:
+    return "disk_full" if isinstance(error, RefusedError) and error.disk_full else "store_unavailable"
 
 
 def _traced(new: NewRequest, request: request_pb2.Request, span: Span) -> NewRequest:

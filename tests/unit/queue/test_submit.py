@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
+import asyncio
 
 import pytest
 from opentelemetry import trace
@@ -17,14 +17,19 @@ from services.auth.keyring import NotAllowedError
 from services.clock import SystemClock
 from services.queue import wire
 from services.queue.committer import Committer
+from services.queue.core.entry import request_id_of
 from services.queue.core.machine import Machine
-from services.queue.core.messages import Submit
+from services.queue.core.messages import SetQuotas, Submit
+from services.queue.core.quotas import OVER_QUOTA, Quota
 from services.queue.metrics import QueueMetrics
 from services.queue.storage.recovery import recover
+from services.queue.storage.store import StoreError
 from services.queue.submits.intake import Intake, Taking
 from services.telemetry import Telemetry, parent_context
+from tests.support.committing import Ear
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import RULES, STORE_ID
+from tests.support.spans import Kept, is_error, told
 
 REFUSED = "penstock_queue_auth_refused_total"
 
@@ -32,7 +37,7 @@ REFUSED = "penstock_queue_auth_refused_total"
 def resting() -> Committer:
     """Return a committer that does not run: what is posted to it gathers."""
     store, clock = MemoryStore(), SystemClock()
-    return Committer(store, lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns()), clock, Mock(), 0)
+    return Committer(store, lambda: Machine(STORE_ID, RULES, recover(store), clock.now_ns()), clock, Ear(), 0)
 
 
 @pytest.mark.parametrize("all_or_none", [False, True])
@@ -73,3 +78,55 @@ async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: s
     assert (stored.traceparent == sent, bool(stored.tracestate)) == (kept, kept)
     assert trace.get_current_span(parent_context(stored.traceparent)).get_span_context().is_valid
     assert new.meta == wire.meta_of(stored, len(new.payload))
+
+
+async def run_once(committer: Committer) -> None:
+    """Commit what was posted, and let the callbacks of its answers be called."""
+    committer.stop()
+    await committer.run()
+    await asyncio.sleep(0)
+
+
+async def test_the_root_of_a_trace_is_told_also_if_nobody_hears_the_ack() -> None:
+    """Of a client that has died the queue runs what it had read, and every span of it names this one."""
+    kept, committer = Kept(), resting()
+    intake = Intake(committer, ("a",), "a", SystemClock(), kept.telemetry, QueueMetrics(CollectorRegistry()))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    intake.take(1, [(tag, request_pb2.Request(text="x", channel="a" if tag else "b")) for tag in range(3)])
+    await run_once(committer)
+    spans = kept.named("queue.persist")
+    assert [told(span, "penstock.request.id") for span in spans] == [
+        {"penstock.request.id": request_id_of(STORE_ID, number)} for number in (1, 2)
+    ]
+    assert not any(is_error(span) for span in spans)
+
+
+async def test_what_was_not_stored_has_the_reason_in_its_span() -> None:
+    kept, committer = Kept(), resting()
+    committer.health.failed(StoreError("the disk is gone"))
+    intake = Intake(committer, ("a",), "a", SystemClock(), kept.telemetry, QueueMetrics(CollectorRegistry()))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    frame = intake.take(1, [(7, request_pb2.Request(text="x"))])
+    await run_once(committer)
+    (ack,) = await frame.acks()
+    assert ack.error.code == "store_unavailable"
+    span = kept.one("queue.persist")
+    assert told(span, "error.type", "penstock.request.id") == {"error.type": "store_unavailable"}
+    assert is_error(span)
+
+
+async def test_what_a_quota_does_not_let_in_has_the_reason_in_its_span_and_is_no_error() -> None:
+    kept, committer = Kept(), resting()
+    committer.post(SetQuotas({"t": Quota(1)}))
+    intake = Intake(committer, ("a",), "a", SystemClock(), kept.telemetry, QueueMetrics(CollectorRegistry()))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    frame = intake.take(1, [(tag, request_pb2.Request(text="x")) for tag in range(2)])
+    await run_once(committer)
+    stored, refused = await frame.acks()
+    assert refused.error.code == OVER_QUOTA
+    spans = kept.named("queue.persist")
+    assert [told(span, "error.type", "penstock.request.id") for span in spans] == [
+        {"penstock.request.id": stored.request_id},
+        {"error.type": OVER_QUOTA},
+    ]
+    assert not any(is_error(span) for span in spans)
