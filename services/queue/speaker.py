@@ -18,6 +18,7 @@ from penstock.request.v1 import request_pb2
 from services.clock import Clock
 from services.queue import wire
 from services.queue.core import effects as fx
+from services.queue.core.entry import RequestMeta
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.machine import Machine
 from services.queue.letters import DeadLetters
@@ -173,7 +174,19 @@ class Speaker:
             self.letters.note(effect, wire.error_code(effect))
         self._hub.ended(effect.seq, effect.meta.batch_key, effect.request_id, wire.told_result(effect))
         if self._telemetry.enabled:
+            if effect.waited_for:
+                self._record_wait(
+                    effect.request_id, effect.meta, effect.waited_for, effect.meta.submitted_ns, effect.completed_ns
+                )
             self._record_end(effect)
+
+    def _record_wait(self, request_id: str, meta: RequestMeta, attempt: int, from_ns: int, to_ns: int) -> None:
+        attributes: dict[str, Attribute] = {
+            "penstock.request.id": request_id,
+            "penstock.channel": meta.channel,
+            "penstock.attempt": attempt,
+        }
+        self._telemetry.record("queue.wait", meta.traceparent, from_ns, to_ns, attributes)
 
     def _record_end(self, effect: fx.Ended) -> None:
         attributes: dict[str, Attribute] = {
@@ -240,17 +253,8 @@ class Speaker:
 
     def _deliver(self, effect: fx.Deliver) -> None:
         if self._telemetry.enabled:
-            self._telemetry.record(
-                "queue.wait",
-                effect.meta.traceparent,
-                effect.submitted_ns,
-                effect.leased_ns,
-                {
-                    "penstock.request.id": effect.lease.request_id,
-                    "penstock.channel": effect.meta.channel,
-                    "penstock.attempt": effect.lease.attempt,
-                },
-            )
+            lease = effect.lease
+            self._record_wait(lease.request_id, effect.meta, lease.attempt, effect.submitted_ns, effect.leased_ns)
         link = self.links.get(effect.stream)
         if link is None:
             return

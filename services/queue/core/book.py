@@ -411,7 +411,7 @@ class Book:
         self.emit(
             Ended(
                 entry.seq, name, entry.meta, change.outcome, entry.attempts, change.now_ns, position, change.body,
-                change.failure,
+                change.failure, 0 if ran else entry.attempt + 1,
             )
         )  # fmt: skip
 

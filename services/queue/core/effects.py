@@ -291,10 +291,13 @@ class Ended(Value):
         completion_seq: int,
         body: Any,
         failure: Failure | None = None,
+        waited_for: int = 0,
     ) -> None:
         self.seq, self.request_id, self.meta, self.outcome, self.attempts = seq, request_id, meta, outcome, attempts
         self.completed_ns, self.completion_seq, self.body = completed_ns, completion_seq, body
         self.failure = failure
+        self.waited_for = waited_for
+        """Number of the attempt that it was in line for; 0 of one that ran."""
 
 
 class LeaseEnded(Value):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
-from tests.support.serving import serving, text
+from tests.support.serving import ids, serving, text
 from tests.support.spans import Kept, is_error, told
 from tests.support.waiting import wait_for_async
 
@@ -97,3 +99,37 @@ async def test_an_end_is_an_error_unless_it_was_the_request_s_own_doing(
     assert told(complete, CAUSE) == ({CAUSE: cause} if cause else {})
     assert is_error(complete) is error
     assert not is_error(kept.one("queue.lease")), "the attempt itself was not lost"
+
+
+async def test_a_wait_that_ends_without_a_lease_is_a_span_too() -> None:
+    kept = Kept()
+    async with serving(kept.telemetry) as peer:
+        cancelled, expired = await peer.submit(text(), text(deadline_unix_ns=time.time_ns() + 1_000_000_000))
+        await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(cancelled)))
+        await ended(kept, 2)
+    waits, ends = kept.named("queue.wait"), kept.named("queue.complete")
+    assert [told(span, "penstock.request.id", "penstock.channel", "penstock.attempt") for span in waits] == [
+        {"penstock.request.id": name, "penstock.channel": "interactive", "penstock.attempt": 1}
+        for name in (cancelled, expired)
+    ]
+    for wait, end in zip(waits, ends, strict=True):
+        assert wait.start_time is not None
+        assert wait.end_time is not None
+        assert wait.start_time < wait.end_time == end.start_time
+        assert not is_error(wait)
+
+
+async def test_the_wait_for_another_attempt_is_one_of_its_own_and_what_ran_has_waited_once() -> None:
+    kept = Kept()
+    async with serving(kept.telemetry) as peer:
+        waited, ran = await peer.submit(text(), text())
+        work = await peer.work()
+        await work.complete((await work.claim(waited)).lease, failure=request_pb2.RequestError(code="oom"))
+        await work.complete((await work.claim(ran)).lease)
+        await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(waited)))
+        await ended(kept, 2)
+    waits = [told(span, "penstock.request.id", "penstock.attempt") for span in kept.named("queue.wait")]
+    assert waits == [
+        {"penstock.request.id": name, "penstock.attempt": attempt}
+        for name, attempt in ((waited, 1), (ran, 1), (waited, 2))
+    ]
