@@ -173,6 +173,7 @@ class Runner:
                     asyncio.get_running_loop().call_soon(self._ready.set)  # not before what streams have to say
         finally:
             ticker.cancel()
+            self._spans.stopped(self._clock.now_ns())
 
     def wake(self) -> None:
         """Feed the machine everything that is ready, arbitrate once, deliver the effects."""

@@ -73,3 +73,10 @@ class CreditSpans:
             span.set_attribute("penstock.blocks.released", released.released_blocks)
             span.set_attribute("penstock.release.cause", cause)
             span.end(end_time=now_ns)
+
+    def stopped(self, now_ns: int) -> None:
+        """End the spans of what is still held, for its workers hold it on: the next scheduler knows of no trace."""
+        for span in self._open.values():
+            span.set_attribute("penstock.release.cause", "scheduler_stopped")
+            span.end(end_time=now_ns)
+        self._open.clear()

@@ -81,3 +81,22 @@ def test_without_a_client_trace_the_queue_starts_one(make_fleet: Callable[..., F
 
         wait_for(lambda: len(spans_of_request()) >= len(LIFE), "the spans")
         assert len(set(spans_of_request())) == 1
+
+
+def test_what_runs_while_the_scheduler_is_restarted_has_the_span_of_its_credits(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    with OtlpReceiver() as receiver:
+        fleet = make_fleet(environment=receiver.environment)
+        fleet.add_worker("w1", ["--engine", "simulated", "--profile", "cpu-small"])
+
+        def causes() -> list[object]:
+            return [s.attributes["penstock.release.cause"] for s in receiver.spans if s.name == "scheduler.credits"]
+
+        with public.SyncClient(fleet.queue.address) as client:
+            client.submit(prompt="hello", max_tokens=100_000, ignore_eos=True)
+            wait_for(lambda: "scheduler.grant" in {span.name for span in receiver.spans}, "the grant")
+            assert not causes(), "it runs"
+            assert fleet.scheduler.stop() == 0
+            wait_for(lambda: bool(causes()), "the span of its credits")
+        assert causes() == ["scheduler_stopped"]

@@ -118,6 +118,36 @@ async def test_spans_carry_what_was_booked_settled_and_released() -> None:
     assert grant.traceparent == f"00-{TRACE_ID}-{wait.context.span_id:016x}-01"
 
 
+async def test_a_scheduler_that_stops_tells_of_the_credits_that_it_leaves_behind() -> None:
+    shell = Shell()
+    epoch = shell.open().epoch
+    shell.runner.feed([announced(f"r{number}", "batch", 2, number, traceparent=TRACEPARENT) for number in (1, 2)])
+    shell.runner.wake()
+    loop = asyncio.create_task(shell.runner.run())
+    await asyncio.sleep(0)
+    shell.runner.stop()
+    shell.runner.feed([m.CompletionAck(epoch, epoch, "r1", 1, m.ReleaseCause.COMPLETED)])
+    shell.runner.wake()
+    shell.clock.time_ns = 3 * SECOND_NS
+    assert [cause for cause in causes(shell) if cause] == ["completed"], "until then as ever"
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+    assert [cause for cause in causes(shell) if cause] == ["completed", "scheduler_stopped"]
+    left = shell.exporter.get_finished_spans()[-1]
+    assert left.context is not None
+    assert f"{left.context.trace_id:032x}" == TRACE_ID
+    assert left.attributes is not None
+    assert left.attributes["penstock.request.id"] == "r2"
+    assert "penstock.blocks.released" not in left.attributes, "its worker holds them on"
+    assert left.end_time == 3 * SECOND_NS
+
+
+def causes(shell: Shell) -> list[object]:
+    """Return what released the credits of each span so far."""
+    return [(span.attributes or {}).get("penstock.release.cause") for span in shell.exporter.get_finished_spans()]
+
+
 async def test_what_met_a_standing_grant_has_the_spans_and_counts_of_a_grant_that_nobody_waited_for() -> None:
     shell = Shell(standing_ns=SECOND_NS)
     stream = shell.open()
