@@ -21,6 +21,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.snapshot import Snapshot, take_snapshot
 from services.scheduler.core.standing import PREFIX
+from services.scheduler.core.waiting import OTHER_MODELS, UnservedNames
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.tracing import CreditSpans
 
@@ -67,7 +68,7 @@ class Runner:
         self._queue: Outbox | None = None
         self.stopping = False
         self._snapshot = take_snapshot(machine)
-        self._unserved: set[str] = set()
+        self._unserved_names = UnservedNames()
         metrics.source = lambda: self._snapshot
         self._deliver: dict[type, Callable[[Any], None]] = {
             m.Opened: self._opened,
@@ -191,15 +192,15 @@ class Runner:
         while True:
             await asyncio.sleep(TICK_S)
             self.feed([m.Tick()])
-            self._snapshot = take_snapshot(self._machine)
-            self._say_unserved(self._snapshot.unserved)
+            self.look()
 
-    def _say_unserved(self, unserved: dict[str, int]) -> None:
-        """Log each model that begins to be waited for in vain, once."""
-        for model in unserved.keys() - self._unserved:
-            wanted = f"the model {model!r}, which no connected worker serves" if model else "a worker"
-            log.warning("%d requests wait for %s", unserved[model], wanted)
-        self._unserved = set(unserved)
+    def look(self) -> None:
+        """Take what metrics show from now on, and log each model that begins to be waited for in vain."""
+        snapshot = take_snapshot(self._machine)
+        unserved, new = self._unserved_names.tell(snapshot.unserved, self._clock.now_ns())
+        for model in new:
+            log.warning("%d requests wait for %s", unserved[model], _wanted(model))
+        self._snapshot = snapshot._replace(unserved=unserved)
 
     # ---- effects ----
 
@@ -251,6 +252,14 @@ class Runner:
         if stream is not None:
             text = f"a newer stream of worker {stream.worker_id} has replaced this one"
             stream.end(grpc.StatusCode.ABORTED, text)
+
+
+def _wanted(model: str) -> str:
+    """Return what those wait for whose model no connected worker serves."""
+    if not model:
+        return "a worker"
+    name = "other models" if model == OTHER_MODELS else f"the model {model!r}"
+    return f"{name}, which no connected worker serves"
 
 
 def _tell_nobody(_effect: m.Settled | m.Released) -> None:

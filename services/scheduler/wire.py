@@ -13,6 +13,7 @@ from penstock.scheduler.v1 import scheduler_pb2
 from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
+from services.scheduler.core.waiting import most_waited_for
 
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""
@@ -358,7 +359,7 @@ def status(
         grants=sum(snapshot.grants.values()),
         unserved_models=[
             scheduler_pb2.UnservedModel(model=model, waiting=count)
-            for model, count in sorted(snapshot.unserved.items())
+            for model, count in sorted(most_waited_for(snapshot.unserved).items())
         ],
         instance_id=instance_id,
         up_ns=up_ns,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from services.scheduler.core.admission.policy import Policy
@@ -20,6 +20,10 @@ seconds."""
 
 MOST_UNSERVED_NAMES = 100
 """Models nobody serves that are told apart; whoever makes names up shall not fill metrics and logs with them."""
+
+PLACE_NS: Final = 3_600_000_000_000
+"""How long the name of a model has a place in metrics and log after the last request that waited for it. Every name
+that ever had one stays in the index of whoever scrapes: made-up ones come to 2,400 a day there."""
 
 OTHER_MODELS = "(others)"
 """What the rest of them is counted under."""
@@ -66,16 +70,46 @@ class Waiting:
         return len(sample), blocks
 
 
-def unserved(lines: Iterable[Line], fleet: Fleet) -> dict[str, int]:
-    """Return how many requests in `lines` wait for each model that no worker serves; "" is any model.
+class UnservedNames:
+    """Gives models that nobody serves a place in metrics and log. Owns which have one, and when each waited last."""
 
-    Beyond MOST_UNSERVED_NAMES the ones with fewest are counted together under OTHER_MODELS.
-    """
+    def __init__(self) -> None:
+        """Begin with no name."""
+        self._waited_ns: dict[str, int] = {}
+
+    def tell(self, counts: Mapping[str, int], now_ns: int) -> tuple[dict[str, int], list[str]]:
+        """Return `counts` with those of names without a place under OTHER_MODELS, and which names are newly told of.
+
+        While places are free new names get one, those that most requests wait for first.
+        """
+        self._waited_ns = {name: at_ns for name, at_ns in self._waited_ns.items() if now_ns - at_ns < PLACE_NS}
+        free = MOST_UNSERVED_NAMES - len(self._waited_ns.keys() - {"", OTHER_MODELS})
+        told: Counter[str] = Counter()
+        new: list[str] = []
+        for name, count in sorted(counts.items(), key=lambda item: -item[1]):
+            place = name if name in self._waited_ns or not name or free > 0 else OTHER_MODELS
+            if place not in self._waited_ns:
+                new.append(place)
+                if place not in ("", OTHER_MODELS):
+                    free -= 1
+            self._waited_ns[place] = now_ns
+            told[place] += count
+        return dict(told), new
+
+
+def unserved(lines: Iterable[Line], fleet: Fleet) -> dict[str, int]:
+    """Return how many requests in `lines` wait for each model that no worker serves; "" is any model."""
     counts: Counter[str] = Counter()
     for line in lines:
         if not fleet.serving(line.model):
             counts[line.model] += len(line)
+    return dict(counts)
+
+
+def most_waited_for(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return `counts`; beyond MOST_UNSERVED_NAMES the ones with fewest are added up under OTHER_MODELS."""
     if len(counts) <= MOST_UNSERVED_NAMES:
         return dict(counts)
-    most = dict(counts.most_common(MOST_UNSERVED_NAMES))
-    return most | {OTHER_MODELS: sum(counts.values()) - sum(most.values())}
+    most = Counter(dict(Counter(counts).most_common(MOST_UNSERVED_NAMES)))
+    most[OTHER_MODELS] += sum(counts.values()) - most.total()
+    return dict(most)

@@ -26,6 +26,7 @@ from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.sharing import aside
 from services.scheduler.core.sharing.share import Share
+from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS, PLACE_NS
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner, WorkerStream
 from services.scheduler.servicer import Context, SchedulerServicer
@@ -235,10 +236,78 @@ def test_models_that_nobody_serves_are_named(caplog: pytest.LogCaptureFixture) -
     (unserved,) = wire.status(snapshot).unserved_models
     assert (unserved.model, unserved.waiting) == ("nope", 1)
     for _ in range(2):
-        shell.runner._say_unserved(snapshot.unserved)
+        shell.runner.look()
     assert [record.getMessage() for record in caplog.records] == [
         "1 requests wait for the model 'nope', which no connected worker serves"
     ]
+
+
+def unserved_series(shell: Shell) -> dict[str, float]:
+    """Return what the metrics say of models that nobody serves, as at the runner's next tick."""
+    shell.runner.look()
+    (family,) = (family for family in shell.runner._metrics.collect() if family.name.endswith("unserved_requests"))
+    return {sample.labels["model"]: sample.value for sample in family.samples}
+
+
+def wait_in_vain(shell: Shell, *models: str) -> list[str]:
+    """Announce a request for each of `models`; return their ids."""
+    requests = [announced(f"r-{model}", "batch", 1, number, model=model) for number, model in enumerate(models)]
+    shell.runner.feed(requests)
+    shell.runner.wake()
+    return [request.request_id for request in requests]
+
+
+def end(shell: Shell, request_ids: list[str]) -> None:
+    """Say that the requests wait no longer."""
+    shell.runner.feed([m.Gone(request_id, m.GoneReason.ENDED) for request_id in request_ids])
+    shell.runner.wake()
+
+
+def test_made_up_models_are_neither_series_nor_lines_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    shell = Shell()
+    wait_in_vain(shell, "misspelt")
+    seen: set[str] = set()
+    for look in range(10):
+        made_up = wait_in_vain(shell, *(f"made-up-{look}-{number}" for number in range(MOST_UNSERVED_NAMES // 2)))
+        series = unserved_series(shell)
+        assert series["misspelt"] == 1
+        assert sum(series.values()) == 1 + len(made_up), "none is left out"
+        seen.update(series)
+        end(shell, made_up)
+        shell.clock.time_ns += SECOND_NS
+    assert len(seen) <= MOST_UNSERVED_NAMES + 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(seen), "each once"
+    assert said[0] == "1 requests wait for the model 'misspelt', which no connected worker serves"
+    assert said[-1] == "1 requests wait for other models, which no connected worker serves"
+
+
+def test_a_model_that_nobody_has_waited_for_in_an_hour_leaves_its_place_to_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shell = Shell()
+    wait_in_vain(shell, *(f"made-up-{number}" for number in range(MOST_UNSERVED_NAMES - 1)))
+    early = wait_in_vain(shell, "early")
+    assert OTHER_MODELS not in unserved_series(shell)
+    end(shell, early)
+    wait_in_vain(shell, "late")
+    shell.clock.time_ns += PLACE_NS - 1
+    assert unserved_series(shell)[OTHER_MODELS] == 1
+    shell.clock.time_ns += 1
+    caplog.clear()
+    series = unserved_series(shell)
+    assert (series["late"], OTHER_MODELS in series) == (1, False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "1 requests wait for the model 'late', which no connected worker serves"
+    ]
+
+
+def test_requests_for_any_model_are_told_of_whatever_names_are_made_up() -> None:
+    shell = Shell()
+    wait_in_vain(shell, *(f"made-up-{number}" for number in range(MOST_UNSERVED_NAMES)))
+    assert OTHER_MODELS not in unserved_series(shell)
+    wait_in_vain(shell, "")
+    assert unserved_series(shell)[""] == 1
 
 
 def test_status_shows_every_field() -> None:
