@@ -41,12 +41,6 @@ def quantiles(metric: str, label: str = "") -> list[tuple[str, str]]:
     ]
 
 
-STARVATION = (
-    "sum by (namespace, channel) (penstock_scheduler_waiting_blocks)"
-    " / on (namespace) group_left () clamp_min(sum by (namespace) (penstock_scheduler_grantable_blocks), 1)"
-)
-"""Blocks that a channel's waiting requests are expected to need, for each block that may still be granted."""
-
 AUDITS = f"sum({' or '.join(f'penstock_{it}_audit_violations_total' for it in ('queue', 'scheduler', 'worker'))})"
 """Of all that is there: a sum with a part that is missing, as in a fleet without workers, is none."""
 
@@ -76,7 +70,8 @@ CREDITS = Row(
     "Credits",
     [
         Panel("Credit starvation", "none", "Blocks that waiting requests are expected to need, for each block that may"
-              " still be granted. Above 1 requests wait for blocks.", [(STARVATION, "{{namespace}} {{channel}}")]),
+              " still be granted on the workers of their model. Above 1 requests wait for blocks.",
+              [("penstock_scheduler_starvation_ratio", "{{namespace}} {{channel}} {{model}}")]),
         Panel("Blocks held", "short", "Booked by the ledgers, by worker and channel.",
               [("penstock_scheduler_held_blocks", "{{worker}} {{channel}}")], stacked=True),
         Panel("Blocks free", "short", "Not booked, and those that may still be granted.",

@@ -6,6 +6,7 @@ when Prometheus asks, so that counting costs the hot path nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -30,6 +31,29 @@ def grantable_blocks(worker: WorkerView) -> int:
     if worker.outlook is None:
         return worker.usable_blocks
     return max(min(worker.usable_blocks, worker.capacity_blocks - worker.outlook.peak_blocks), 0)
+
+
+def starvation(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+    """Return the blocks that what waits needs for each that may be granted, by channel and model asked for.
+
+    A model's workers are wanted by whatever no other can run: requests for several names of one pool add up, and a
+    pool that is idle does not hide one that is full.
+    """
+    serving: dict[str, set[int]] = {model: set() for _, model in snapshot.waiting_blocks}
+    for worker in snapshot.workers:
+        for model in serving.keys() & {"", *worker.models}:
+            serving[model].add(worker.epoch)
+    pools = {model: frozenset(epochs) for model, epochs in serving.items()}
+    grantable = {worker.epoch: grantable_blocks(worker) for worker in snapshot.workers}
+    needed: Counter[tuple[str, frozenset[int]]] = Counter()
+    for (channel, model), blocks in snapshot.waiting_blocks.items():
+        needed[channel, pools[model]] += blocks
+    ratios = {
+        (channel, pool): sum(blocks for (of, within), blocks in needed.items() if of == channel and within <= pool)
+        / max(sum(grantable[epoch] for epoch in pool), 1)
+        for channel, pool in needed
+    }
+    return {(channel, model): ratios[channel, pools[model]] for channel, model in snapshot.waiting_blocks}
 
 
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
@@ -135,14 +159,16 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
         running.add_metric([view.channel], view.running)
     yield waiting
     yield running
-    blocks = GaugeMetricFamily(
-        f"{PREFIX}waiting_blocks", "Blocks that what waits is expected to need.", labels=["channel", "model"]
-    )
     # A channel with nothing in line says 0: what scales a fleet on this number must not take its absence for a fault.
-    idle = {(view.channel, ""): 0 for view in snapshot.channels}
-    for (channel, model), needed in (idle | snapshot.waiting_blocks).items():
-        blocks.add_metric([channel, model], needed)
-    yield blocks
+    idle: dict[tuple[str, str], float] = {(view.channel, ""): 0 for view in snapshot.channels}
+    for name, text, values in (
+        ("waiting_blocks", "Blocks that what waits is expected to need.", snapshot.waiting_blocks),
+        ("starvation_ratio", "Blocks that what waits needs for each that may be granted.", starvation(snapshot)),
+    ):
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["channel", "model"])
+        for labels, value in (idle | values).items():
+            gauge.add_metric(labels, value)
+        yield gauge
     unserved = GaugeMetricFamily(
         f"{PREFIX}unserved_requests", "Announced requests that wait for a model no worker serves.", labels=["model"]
     )

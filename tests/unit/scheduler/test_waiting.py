@@ -8,7 +8,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.waiting import SAMPLE_REQUESTS, SAMPLES_PER_LOOK
-from services.scheduler.metrics import grantable_blocks
+from services.scheduler.metrics import grantable_blocks, starvation
 from tests.support.scheduling import Rig, announced, shape
 
 SHARES = {"batch": Share(), "chat": Share()}
@@ -102,3 +102,30 @@ def test_who_saves_on_a_small_worker_leaves_it_to_others_once_a_larger_one_has_c
     rig.tell(large, m.DrainRequested("large"))
     rig.finish(rig.grants[0])
     assert "waits" in rig.granted
+
+
+def test_an_idle_pool_does_not_hide_one_that_is_full() -> None:
+    rig = Rig(SHARES)
+    rig.open("a", shape(10), model="a")
+    rig.open("b", shape(1000), model="b")
+    rig.announce("chat", 10, model="a")
+    rig.announce("chat", 10, 10, 10, model="a")
+    assert starvation(take_snapshot(rig.machine)) == {("chat", "a"): 30}
+
+
+def test_the_names_of_one_pool_want_its_blocks_together() -> None:
+    rig = Rig(SHARES)
+    rig.open("w", shape(100), model="base", aliases=("one", "two"))
+    rig.open("other", shape(60), model="other", aliases=("one",))
+    rig.announce("chat", 60, model="two")
+    rig.announce("chat", 60, model="other")
+    rig.announce("chat", 80, model="base")
+    rig.announce("batch", 70, model="two")
+    rig.announce("chat", 80, 10, model="two")
+    rig.announce("chat", 90, model="one")
+    assert starvation(take_snapshot(rig.machine)) == {
+        ("chat", "base"): pytest.approx(170 / 40),
+        ("chat", "two"): pytest.approx(170 / 40),
+        ("batch", "two"): pytest.approx(70 / 40),
+        ("chat", "one"): pytest.approx((90 + 170) / 40),
+    }
