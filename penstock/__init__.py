@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from penstock.sync_client import SyncClient
     from penstock.tls import TlsError, TlsFiles
+    from penstock.tracing_variables import TracingError
 
 __all__ = [
     "AddressError",
@@ -80,6 +81,7 @@ __all__ = [
     "TlsFiles",
     "TokenDelta",
     "TokenLogprob",
+    "TracingError",
     "Unauthenticated",
     "Unavailable",
     "Usage",
@@ -96,6 +98,7 @@ _HOMES = {
     "PermissionDenied": "penstock.errors",
     "QuotaExceeded": "penstock.errors",
     "ServiceError": "penstock.errors",
+    "TracingError": "penstock.tracing_variables",
     "Unauthenticated": "penstock.errors",
     "Unavailable": "penstock.errors",
     "WrongService": "penstock.errors",

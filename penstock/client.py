@@ -86,7 +86,7 @@ class Client:
 
         TLS is as `tls` says, by default as PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY do; raises TlsError.
         Calls carry `api_key`, by default that of PENSTOCK_KEY; `tenant` is whom to act for, where a caller may choose.
-        Raises KeysError if a call cannot carry them.
+        Raises KeysError if a call cannot carry them, and TracingError if spans are to be exported and cannot be.
         """
         check_address(queue, "queue")
         check_address(scheduler, "scheduler")

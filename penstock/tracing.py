@@ -9,11 +9,10 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.tracing_variables import check_variables, exports_spans
+
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-
-ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Either says where spans go; without one they are not even made."""
 
 _propagator = TraceContextTextMapPropagator()
 
@@ -26,7 +25,7 @@ class SubmitTracer:
     """
 
     def __init__(self) -> None:
-        """Export spans if the standard environment variables name an endpoint."""
+        """Export spans if the standard environment variables name an endpoint; raises TracingError if one is wrong."""
         self._provider = _provider()
         self._tracer = self._provider.get_tracer("penstock") if self._provider else None
 
@@ -52,9 +51,9 @@ class SubmitTracer:
 
 
 def _provider() -> TracerProvider | None:
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if disabled or not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+    if not exports_spans():
         return None
+    check_variables()
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

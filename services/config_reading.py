@@ -11,6 +11,7 @@ from pydantic_settings import CliApp, SettingsError
 
 from penstock.config_file import ConfigFileError, ConfigUnreadableError, Path, unknown
 from penstock.exits import EX_CONFIG
+from penstock.tracing_variables import TracingError, check_variables
 from services.config import ChannelSettings, ServiceSettings
 from services.config_flags import FlagsError, flags_of, spelled_out
 from services.config_source import DEFAULT, Environment, Record, flag_of, key_of, recording, table_of, variable_of
@@ -48,11 +49,15 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
 
 
 def load_recorded(kind: type[S], program: str, arguments: list[str]) -> Loaded[S]:
-    """Read settings as `load_settings` does, and where they come from. Prints a note on each variable passed over."""
+    """Read settings as `load_settings` does, and where they come from. Prints a note on each variable passed over.
+
+    Those of OpenTelemetry, which it reads for itself, are judged as well.
+    """
     try:
         loaded = read_settings(kind, arguments)
-    except SettingsRefusedError as error:
-        for line in error.lines:
+        check_variables()
+    except (SettingsRefusedError, TracingError) as error:
+        for line in str(error).splitlines():
             print(f"{program}: {line}", file=sys.stderr)
         raise SystemExit(EX_CONFIG) from None
     for line in loaded.record.passed_over:

@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from penstock.exits import EX_UNAVAILABLE
 from penstock.span_export import span_processor
-from penstock.tracing import ENDPOINT_VARIABLES
+from penstock.tracing_variables import exports_spans
 
 log = logging.getLogger(__name__)
 
@@ -135,8 +135,7 @@ def names_trace_of(span: trace.Span, traceparent: str) -> bool:
 
 def start_telemetry(service: str, instance: str = "") -> Telemetry:
     """Set up traces for `service` from the standard OTEL_… environment variables."""
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if disabled or not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
+    if not exports_spans():
         return Telemetry(None)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 

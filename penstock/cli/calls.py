@@ -21,7 +21,8 @@ from penstock.errors import (
     Unavailable,
     WrongService,
 )
-from penstock.exits import EX_INCOMPLETE, EX_NOPERM, EX_SOFTWARE, EX_TEMPFAIL, EX_UNAVAILABLE, EX_USAGE
+from penstock.exits import EX_CONFIG, EX_INCOMPLETE, EX_NOPERM, EX_SOFTWARE, EX_TEMPFAIL, EX_UNAVAILABLE, EX_USAGE
+from penstock.tracing_variables import TracingError
 
 T = TypeVar("T")
 
@@ -63,6 +64,7 @@ STATUSES: tuple[tuple[type[PenstockError], int, str], ...] = (
     (PermissionDenied, EX_NOPERM, KEY_HINT),
     (QuotaExceeded, EX_TEMPFAIL, ""),
     (InvalidRequest, EX_USAGE, ""),
+    (TracingError, EX_CONFIG, ""),
     (NotFound, EX_INCOMPLETE, ""),
     (WrongService, EX_UNAVAILABLE, ""),
     (ServiceError, EX_SOFTWARE, ""),
