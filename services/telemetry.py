@@ -149,10 +149,11 @@ def start_telemetry(service: str, instance: str = "") -> Telemetry:
 
 def start_metrics(listen: str, tls: ssl.SSLContext | None = None) -> None:
     """Serve Prometheus metrics on "HOST:PORT"; nothing if empty. Raises SystemExit if the port cannot be had."""
+    # A creation time beside every counter doubles what is scraped and answers no question of ours. A gateway has a
+    # port of its own for what is scraped.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     if not listen:
         return
-    # A creation time beside every counter doubles what is scraped and answers no question of ours.
-    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     host, _, port = listen.rpartition(":")
     host = host.strip("[]") or "0.0.0.0"
     try:

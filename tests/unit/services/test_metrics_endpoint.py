@@ -6,6 +6,7 @@ import socket
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry, Counter, enable_created_metrics, generate_latest
 
 from penstock.exits import EX_UNAVAILABLE
 from services.telemetry import start_metrics
@@ -30,6 +31,14 @@ def test_it_is_served_where_the_other_ports_can_be(family: socket.AddressFamily,
     there = f"[{bound}]" if family is socket.AF_INET6 else bound
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"http://{there}:{port}/metrics") as answer:
         assert answer.status == 200
+
+
+def test_no_counter_has_its_creation_time_beside_it_wherever_it_is_served() -> None:
+    enable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    Counter("calls", "Text.", registry=registry).inc()
+    start_metrics("")
+    assert generate_latest(registry).decode().splitlines()[-1] == "calls_total 1.0"
 
 
 @pytest.mark.parametrize("host", ["127..0.0.1", "no-such-host.invalid", "a" * 64 + ".invalid"])
