@@ -6,7 +6,7 @@ from services.telemetry import Attribute, Telemetry
 from services.worker.core.messages import EndingKind
 from services.worker.engine import EngineShape
 from services.worker.run import Run
-from services.worker.wire import reported_model, told
+from services.worker.wire import reported_model
 
 SAMPLING_ATTRIBUTES = {
     "temperature": "gen_ai.request.temperature",
@@ -18,6 +18,11 @@ SAMPLING_ATTRIBUTES = {
     "seed": "gen_ai.request.seed",
     "n": "gen_ai.request.choice.count",
 }
+
+
+def _fault(code: str, param: str) -> str:
+    """Return what a span says of a failure. The message stays out: it may quote the client's grammar or schema."""
+    return f"{code}: {param}" if param else code
 
 
 class RunSpans:
@@ -43,12 +48,17 @@ class RunSpans:
             }
             self._telemetry.record("worker.claim", traceparent, claimed_ns, answered_ns, attributes, refused)
 
-    def tokenized(self, run: Run, error: str = "") -> None:
-        """Export `worker.tokenize`."""
+    def tokenized(self, run: Run, code: str = "", param: str = "") -> None:
+        """Export `worker.tokenize`; if the prompt was refused, with its code and the field that is at fault."""
         if self._telemetry.enabled:
             attributes = self._common(run) | {"gen_ai.usage.input_tokens": len(run.prompt_ids)}
             self._telemetry.record(
-                "worker.tokenize", run.request.traceparent, run.delivered_ns, run.tokenized_ns, attributes, told(error)
+                "worker.tokenize",
+                run.request.traceparent,
+                run.delivered_ns,
+                run.tokenized_ns,
+                attributes,
+                _fault(code, param),
             )
 
     def generated(self, run: Run, prompt_tokens: int, end_ns: int) -> None:
@@ -65,7 +75,7 @@ class RunSpans:
             run.engine_started_ns,
             end_ns,
             attributes,
-            told(ending.message or ending.code) if failed and ending is not None else "",
+            _fault(ending.code, ending.param) if failed and ending is not None else "",
         )
         if run.first_token_ns:
             common = self._common(run)

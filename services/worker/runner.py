@@ -231,7 +231,7 @@ class Runner:
                 self._spans.tokenized(run)
             self.post(m.Tokenized(run_id, len(answer.token_ids)))
         else:
-            self._spans.tokenized(run, answer.message)
+            self._spans.tokenized(run, answer.code, answer.param)
             self.post(m.TokenizeFailed(run_id, answer.code, answer.message, answer.param, answer.rejects))
 
     def died(self, reason: str) -> None:

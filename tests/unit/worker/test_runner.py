@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
 from penstock.exits import EX_SOFTWARE
@@ -233,6 +236,19 @@ async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(be
     assert refused.result.outcome == pb.OUTCOME_REJECTED
     assert "\\ud800" in refused.result.error.message
     assert (await bench.complete("r2", "well")).result.outcome == pb.OUTCOME_COMPLETED
+
+
+async def test_a_span_tells_the_code_and_the_field_of_a_refusal_and_nothing_it_quotes() -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    bench = Bench(Telemetry(provider))
+    loop = asyncio.get_running_loop().create_task(bench.runner.run())
+    refused = await bench.complete("r1", REFUSED)
+    loop.cancel()
+    assert "cannot read" in refused.result.error.message
+    (span,) = (span for span in exporter.get_finished_spans() if span.name == "worker.tokenize")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "invalid_prompt: prompt")
 
 
 @pytest.mark.parametrize(("asked", "said"), [("", "tiny"), ("tiny", "tiny"), ("alias", "tiny"), ("poet", "poet")])

@@ -36,9 +36,11 @@ def exported(do: str) -> dict[str, ReadableSpan]:
     run.first_token_ns, run.last_token_ns, run.completed_ns = 15 * MS, 30 * MS, 31 * MS
     run.booked_blocks, run.settled_blocks = 30, 2
     run.output.take(EngineStep([ChoiceStep(0, (4, 5), "x", finish_reason="length")], True))
-    run.ending = Ending(EndingKind.FAILED if do == "failure" else EndingKind.COMPLETED, message="why \ud800")
+    run.ending = Ending(EndingKind.COMPLETED)
+    if do == "failure":
+        run.ending = Ending(EndingKind.FAILED, "engine_error", "no such rule: 'secret'", "structured_outputs.grammar")
     spans.claimed("r1", PARENT, 8 * MS, 10 * MS)
-    spans.tokenized(run, "why \ud800" if do == "failure" else "")
+    spans.tokenized(run, *(("invalid_grammar", "structured_outputs.grammar") if do == "failure" else ()))
     spans.generated(run, 3, 30 * MS)
     spans.recorded(run, 33 * MS)
     return {span.name: span for span in exporter.get_finished_spans()}
@@ -76,10 +78,10 @@ def test_the_generation_carries_the_conventions_attributes() -> None:
     assert (attributes["penstock.blocks.booked"], attributes["penstock.blocks.settled"]) == (30, 2)
 
 
-def test_a_failed_attempt_is_an_error_span_that_can_be_exported() -> None:
+def test_a_failed_attempt_is_an_error_span_without_what_the_client_wrote() -> None:
     spans = exported("failure")
-    for name in ("worker.tokenize", "text_completion tiny"):
-        assert spans[name].status.description == "why \\ud800"
+    assert spans["worker.tokenize"].status.description == "invalid_grammar: structured_outputs.grammar"
+    assert spans["text_completion tiny"].status.description == "engine_error: structured_outputs.grammar"
 
 
 def test_a_scrape_reads_the_session() -> None:
