@@ -10,7 +10,8 @@ import json
 import logging
 import sys
 import time
-from typing import Literal, TypeAlias
+import warnings
+from typing import Literal, TextIO, TypeAlias
 
 Form: TypeAlias = Literal["text", "json"]
 
@@ -58,7 +59,29 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(level: str, form: Form) -> None:
-    """Log to standard error, one record a line, at `level` and above."""
+    """Log to standard error, one record a line, at `level` and above; Python's warnings too."""
+    logging.basicConfig(level=level.upper(), handlers=[handler_of(form)], force=True)
+    log_warnings()
+
+
+def handler_of(form: Form) -> logging.Handler:
+    """Return what writes records to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    return handler
+
+
+def log_warnings() -> None:
+    """Have Python's warnings logged: on their own they are two lines of text each."""
+    warnings.showwarning = _log_warning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,  # noqa: ARG001 - as `warnings` calls it
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    logging.getLogger("py.warnings").warning("%s:%d: %s: %s", filename, lineno, category.__name__, message)

@@ -65,12 +65,17 @@ def _simulated(arguments: Arguments) -> Parts:
 
 def _vllm(arguments: Arguments) -> Parts:
     from services.worker.vllm.engine import prepare
+    from services.worker.vllm.logs import log_as_json
 
     settings = arguments.settings
+    engine_arguments = arguments.engine_arguments
+    if settings.log_format == "json":
+        log_as_json()
+        engine_arguments = ["--no-use-tqdm-on-load", *engine_arguments]  # a bar of progress is no record
     prepared = prepare(
         settings.model,
         settings.names(),
-        arguments.engine_arguments,
+        engine_arguments,
         settings.tool_call_parser,
         settings.trust_request_chat_template,
         arguments.with_place,

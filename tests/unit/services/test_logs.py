@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import logging.config
+import os
+import warnings
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +15,7 @@ from penstock.request.v1 import request_pb2
 from services.logs import FIELDS, Form, about, start_logging
 from services.worker.core.values import Lease
 from services.worker.run import Run
+from services.worker.vllm import logs
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -56,6 +61,45 @@ def test_a_record_in_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     }  # fmt: skip
     (plain,) = said("json", capsys).splitlines()
     assert not set(FIELDS) & json.loads(plain).keys()
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_warning_of_pythons_is_a_record(form: Form, capsys: pytest.CaptureFixture[str]) -> None:
+    start_logging("info", form)
+    warnings.warn("not for long", FutureWarning, stacklevel=1)
+    (line,) = capsys.readouterr().err.splitlines()
+    message = json.loads(line)["message"] if form == "json" else line.split(" WARNING py.warnings ")[1]
+    assert message.startswith(f"{__file__}:")
+    assert message.endswith(": FutureWarning: not for long")
+
+
+def test_vllm_is_configured_to_log_as_we_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    start_logging("info", "text")
+    logs.log_as_json()
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(logging.getLogger("vllm"), "propagate", True)
+        spoilt.setattr(logging.getLogger("vllm"), "level", 0)
+        logging.config.dictConfig(json.loads(Path(os.environ["VLLM_LOGGING_CONFIG_PATH"]).read_text()))
+        logging.getLogger("vllm.v1").info("not this")
+        logging.getLogger("vllm.v1").warning("this")
+        logging.getLogger("worker").info("nor is the worker's own level changed")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert (first["logger"], first["message"]) == ("vllm.v1", "this")
+    assert second["logger"] == "worker"
+
+
+@pytest.mark.parametrize("theirs", [("VLLM_CONFIGURE_LOGGING", "0"), ("VLLM_LOGGING_CONFIG_PATH", "/theirs.json")])
+def test_a_users_own_configuration_of_vllms_logging_stays(
+    theirs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH", raising=False)
+    monkeypatch.setenv(*theirs)
+    logs.log_as_json()
+    assert os.environ.get("VLLM_LOGGING_CONFIG_PATH") == dict([theirs]).get("VLLM_LOGGING_CONFIG_PATH")
 
 
 @pytest.mark.parametrize(
