@@ -439,7 +439,7 @@ class Client:
         request = copied(fields) if isinstance(fields, request_pb2.Request) else build_request(fields)
         span: trace.Span = trace.INVALID_SPAN
         if not request.traceparent:
-            request.traceparent, request.tracestate, span = self._tracer.context()
+            request.traceparent, request.tracestate, span = self._tracer.context(request.batch)
         return request, span
 
 

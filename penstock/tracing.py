@@ -29,14 +29,16 @@ class SubmitTracer:
         self._provider = _provider()
         self._tracer = self._provider.get_tracer("penstock") if self._provider else None
 
-    def context(self) -> tuple[str, str, trace.Span]:
-        """Return (traceparent, tracestate, span); end the span when the submit is durable."""
+    def context(self, batch: str = "") -> tuple[str, str, trace.Span]:
+        """Return (traceparent, tracestate, span) for a request of `batch`; end the span when the submit is durable."""
         current = trace.get_current_span()
         if current.get_span_context().is_valid:
             span: trace.Span = trace.INVALID_SPAN
             scope = otel_context.get_current()
         elif self._tracer is not None:
             span = self._tracer.start_span("penstock.submit", kind=trace.SpanKind.PRODUCER)
+            if batch:
+                span.set_attribute("penstock.batch.id", batch)
             scope = trace.set_span_in_context(span)
         else:
             return "", "", trace.INVALID_SPAN

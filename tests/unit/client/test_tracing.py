@@ -9,7 +9,11 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+import penstock
+from penstock.fields import RequestFields
 from penstock.span_export import span_processor
+from tests.support.fake_queue import FakeQueue, serving
+from tests.support.otlp import OtlpReceiver
 
 SPANS = 10_000
 
@@ -47,3 +51,15 @@ def test_a_slow_collector_costs_no_spans() -> None:
 def test_the_standard_variable_overrides_how_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1024")
     assert exported() < SPANS
+
+
+async def test_the_spans_of_a_batchs_lines_name_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with OtlpReceiver() as receiver:
+        for name, value in receiver.environment.items():
+            monkeypatch.setenv(name, value)
+        async with serving(FakeQueue()) as address, penstock.Client(address, retry_for_s=20) as client:
+            lines = [RequestFields(prompt=f"line {number}", batch="b-1") for number in range(3)]
+            acks = [ack async for ack in client.submit_many(lines)]
+            alone = await client.submit(prompt="alone")
+    told = [span.attributes for span in receiver.spans if span.name == "penstock.submit"]
+    assert sorted(told, key=len) == [{"penstock.batch.id": "b-1"}] * len(acks) + [{"penstock.request.id": alone}]
