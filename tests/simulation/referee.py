@@ -240,9 +240,9 @@ class SchedulerReferee:
         """In its line (one channel, one model) a request is granted first, or it passes a head that saves.
 
         Lines are ordered by (priority, submit). Nobody passes more than FRONT_REQUESTS - 1 others. What is not
-        guaranteed passes only a head with a booked start, one that its worker could never hold, or one that was granted
-        itself in the same pass. Those out of reach of the workers that take grants do not count, nor do those on their
-        last attempt that wait for a worker which has no other, or behind such a one.
+        guaranteed passes only a head with a booked start, one that its worker could never hold or may not take now, or
+        one that was granted itself in the same pass. Those out of reach of the workers that take grants do not count,
+        nor do those on their last attempt that wait for a worker which has no other, or behind such a one.
         """
         lines: dict[tuple[str, str], list[Entry]] = {}
         granted = {grant.request_id for grant in grants}
@@ -263,7 +263,8 @@ class SchedulerReferee:
             demand(rank < FRONT_REQUESTS, f"{grant.request_id} passed {rank} others")
             head = line[0]
             passed = rank > 0 and head.state is State.WAITING and not grant.guaranteed
-            kept = passed and head.request_id not in saving and not self._is_too_small(grant.epoch, head)
+            not_there = self._is_too_small(grant.epoch, head) or self._is_beside_last(grant.epoch, head)
+            kept = passed and head.request_id not in saving and not not_there
             demand(not kept, f"{grant.request_id} passed a head without a booked start")
             line.remove(known)
 
@@ -283,6 +284,10 @@ class SchedulerReferee:
             return False
         booked = self._machine.policy.booking_blocks(entry.announced, worker.shape)
         return worker.shape.capacity_blocks < max(booked, needed_blocks(entry.announced, worker.shape))
+
+    def _is_beside_last(self, epoch: int, entry: Entry) -> bool:
+        """Return whether the entry may not run on the worker, as that runs another on its last attempt."""
+        return entry.announced.last_attempt and bool(self._last[epoch])
 
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether the largest workers that serve the entry take no grants, or not even they could hold it."""
