@@ -34,27 +34,23 @@ class Claims:
         One whose heads all have paid cannot spend meanwhile what others let it gain. More of that in hand than it could
         use would have whoever comes later wait until all of it is spent. Those that wait for the same workers and have
         another turn in hand gain alike, up to where the first of them has as much as it may: what they have in hand
-        says whose turn it is. Who waits for some of these alone holds up none that has its turns of the others. One
-        that has none in hand gains its part whatever others have, or it would have one for each of theirs, whatever it
-        holds.
+        says whose turn it is. One that has none gains its part whatever others have, or it would have one for each of
+        theirs, whatever it holds.
         """
-        waits: dict[Account, frozenset[Group]] = {}
+        wait: list[Account] = []
         for bid in bids:
             if bid.wants:
                 bid.account.gain(rounds)
             elif bid.takes_part:
-                waits[bid.account] = self._waits_for(bid.account)
+                wait.append(bid.account)
         lightest = min(bid.account.quantum_block_ns for bid in bids)
-        for groups, accounts in _by_workers(waits):
+        for groups, accounts in self._by_workers(wait):
             most_rounds = self._most_rounds(accounts[0].pool, groups, lightest)
             left = {account: account.rounds_until(most_rounds * account.quantum_block_ns) for account in accounts}
             in_hand = [account for account in accounts if account.has_in_hand]
-            alike = {
-                own: min(left[other] for other in in_hand if own <= waits[other])
-                for own in {waits[account] for account in in_hand}
-            }
+            alike = min((left[account] for account in in_hand), default=0)
             for account in accounts:
-                account.gain(min(rounds, alike[waits[account]] if account.has_in_hand else left[account]))
+                account.gain(min(rounds, alike if account.has_in_hand else left[account]))
 
     def hold_to_weights(self, tier: list[Channel], pool: Pool) -> None:
         """Leave nobody of a tier more in hand than rounds could have given it by the weights there are now."""
@@ -79,14 +75,25 @@ class Claims:
         """
         return self._longest.of_ns(pool) * sum(map(self._claimed_blocks, groups)) // lightest_block_ns
 
-    def _waits_for(self, account: Account) -> frozenset[Group]:
-        """Return the groups of workers where heads of an account save, or wait to; all of its pool if that has one."""
-        if len(account.pool.groups) == 1:
-            return frozenset(account.pool.groups)
-        groups = {saving.worker.group for saving in self._savings.of_account(account)}
-        for deposit in self._deposits.of_account(account):
-            groups.update(self._deposits.groups(deposit))
-        return frozenset(groups)
+    def _by_workers(self, accounts: list[Account]) -> list[tuple[set[Group], list[Account]]]:
+        """Return the accounts at a pool apart that wait for other workers, with the groups of these."""
+        if not accounts:
+            return []
+        pool = accounts[0].pool
+        if len(pool.groups) == 1:
+            return [(set(pool.groups), accounts)]
+        apart: list[tuple[set[Group], list[Account]]] = []
+        for account in accounts:
+            groups = {saving.worker.group for saving in self._savings.of_account(account)}
+            for deposit in self._deposits.of_account(account):
+                groups.update(self._deposits.groups(deposit))
+            alike = [account]
+            for others in [others for others in apart if not others[0].isdisjoint(groups)]:
+                apart.remove(others)
+                groups |= others[0]
+                alike += others[1]
+            apart.append((groups, alike))
+        return apart
 
     def _claimed_blocks(self, group: Group) -> int:
         """Return what is held and saved for on all workers of a group, by what is charged for that."""
@@ -99,16 +106,3 @@ class Claims:
                     claimed += saving.charged_blocks
             self._blocks[group] = claimed
         return claimed
-
-
-def _by_workers(waits: dict[Account, frozenset[Group]]) -> list[tuple[set[Group], list[Account]]]:
-    """Return the accounts apart that wait for other workers, with the groups of these."""
-    apart: list[tuple[set[Group], list[Account]]] = []
-    for account, own in waits.items():
-        groups, alike = set(own), [account]
-        for others in [others for others in apart if not others[0].isdisjoint(groups)]:
-            apart.remove(others)
-            groups |= others[0]
-            alike += others[1]
-        apart.append((groups, alike))
-    return apart

@@ -4,8 +4,8 @@ Rounds go on while a head waits, for there may be workers that are idle; those b
 lines would spend what it could pay. So it pays when it begins to wait. It goes no sooner for that than if its channel
 had spent nothing since: weights decide whose turn it is.
 
-Where others of its channel have paid so, it does only if it could have a worker that none of these could: with a turn
-in hand for each model that it asks for, a channel would have more of those workers the more models it asks for.
+Of the heads that the same workers serve one pays: with a turn in hand for each model that it asks for, a channel would
+have more of those workers the more models it asks for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from services.scheduler.core.backlog import Entry
 from services.scheduler.core.fleet import Fleet, Group
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
-from services.scheduler.core.sharing.line import Line
+from services.scheduler.core.sharing.line import Line, order
 
 
 class Deposit:
@@ -69,6 +69,20 @@ class Deposits:
     def in_line(self, account: Account, line: Line) -> list[Entry]:
         """Return the entries of the line that were paid for from the account."""
         return [deposit.entry for deposit in self.of_account(account) if deposit.line is line]
+
+    def another_waits(self, account: Account, head: Entry, groups: Iterable[Group]) -> bool:
+        """Return whether another head than this one was paid for and waits for workers of the `groups`."""
+        found = self._by_account.get(account)
+        return found is not None and any(
+            deposit.entry is not head and any(group in self.groups(deposit) for group in groups)
+            for deposit in found.values()
+        )
+
+    def older_waits(self, account: Account, head: Entry) -> bool:
+        """Return whether one that is older than the head was paid for and waits for workers that serve the head."""
+        groups = self._fleet.serving(head.announced.model)
+        others = [deposit for deposit in self.of_account(account) if order(deposit.entry) < order(head)]
+        return any(group in self.groups(deposit) for deposit in others for group in groups)
 
     def wait(self, account: Account, line: Line, head: Entry, cost_block_ns: int) -> None:
         """Pay for a head that waits, once."""

@@ -16,6 +16,7 @@ from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement
+from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
@@ -134,7 +135,7 @@ class Heads:
         if blocks and not has_paid:
             bid = self._bid_for_head(account, line, head, worker, blocks)
         elif not could_save:
-            self._kept = self._kept.with_those(self._kept_at_ceiling(account, head))
+            self._kept = self._kept.with_those(self._kept_at_ceiling(channel, head))
         bid = bid or self._look_behind(account, line, head)
         return bid or Bid(account, wants=False, takes_part=has_paid or blocks > 0)
 
@@ -189,7 +190,7 @@ class Heads:
             if paid or self._places.could_save(channel, account.pool, entry, self._now_ns, out):
                 found.append(entry)
             else:
-                kept = kept.with_those(self._kept_at_ceiling(account, entry))
+                kept = kept.with_those(self._kept_at_ceiling(channel, entry))
         return found
 
     def _is_for(self, account: Account, entry: Entry) -> bool:
@@ -208,56 +209,46 @@ class Heads:
     ) -> Bid | None:
         """Return a bid for a head that fits nowhere: to save on the worker, or as it cannot pay; None if it waits.
 
-        It has paid by then, unless others of the channel have that wait for all the workers it could have.
+        It has paid by then, unless another head of the channel has that waits for the same workers.
         """
-        cost_block_ns = self._cost_block_ns(account, head, worker, blocks)
-        if worker is None and not self._could_pay(account, head, self._kept, self._deposits.of_account(account)):
+        groups = self._fleet.serving(line.model)
+        if self._deposits.another_waits(account, head, groups):
             return None
-        if cost_block_ns > account.deficit_block_ns:
+        cost_block_ns = self._cost_block_ns(account, head, worker, blocks)
+        if cost_block_ns > account.deficit_block_ns and self._paid_for(account, head) is None:
             return Bid(account, cost_block_ns=cost_block_ns)
         if worker is not None:
             return self._unless_in_vain(self._bid_to_save(account, line, head, worker, blocks))
         self._deposits.wait(account, line, head, cost_block_ns)
         return None
 
-    def _could_pay(self, account: Account, head: Entry, kept: Kept, paid: list[Deposit]) -> bool:
-        """Return whether a head that could have a worker could have one, not `kept`, that none which has `paid` could.
-
-        With a turn in hand for each model that it asks for, a channel would have more of the workers that serve them.
-        """
-        if not paid:
-            return True
-        kept = kept.with_those(self._could_hold(account, *(deposit.entry for deposit in paid)))
-        return self._places.could_save(account.channel, account.pool, head, self._now_ns, kept)
-
     def _paid_for(self, account: Account, entry: Entry) -> Deposit | None:
         """Return what was paid for the entry, if from this account."""
         deposit = self._deposits.of(entry)
         return deposit if deposit is not None and deposit.account is account else None
 
-    def _kept_at_ceiling(self, account: Account, head: Entry) -> Kept:
+    def _kept_at_ceiling(self, channel: Channel, head: Entry) -> Kept:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
-        return self._could_hold(account, head) if account.channel.share.has_ceiling else NONE_KEPT
+        if not channel.share.has_ceiling:
+            return NONE_KEPT
+        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(head)})
 
     def savings_out_of_turn(self) -> list[Saving]:
         """Return savings that are to end, as others are first in their lines by now.
 
-        One that comes before them takes the place of the last that saves where it could run. Where an older one has
-        paid and waits it would be passed without a booked start.
+        Of a line with so many savings, and so many that have paid to wait, the first so many have them: who comes
+        before them takes the last one's place. Where an older one waits it would be passed without a booked start.
         """
         found: list[Saving] = []
         for (line, account), savings in self._savings.by_line().items():
-            first = self.in_turn(account, line, len(savings) + len(self._deposits.in_line(account, line)))
-            if not all(saving.entry in first for saving in savings):
-                first = self.in_turn(account, line, FRONT_REQUESTS)
-            left = [saving for entry in first for saving in savings if saving.entry is entry]
-            left = [saving for saving in left if not self._kept_for_paid(account, saving).has(saving.worker)]
-            for entry in first:
-                if self._savings.of(entry) is None and self._deposits.of(entry) is None:
-                    kept = self._could_hold(account, entry)
-                    behind = [one for one in left if order(one.entry) > order(entry) and kept.has(one.worker)]
-                    left = [saving for saving in left if saving not in behind[-1:]]
-            found += [saving for saving in savings if saving not in left]
+            waiting = len(self._deposits.in_line(account, line))
+            present = account.channel.lines.get(line.model) is line
+            first = self.in_turn(account, line, len(savings) + waiting) if present else []
+            found += [
+                saving
+                for saving in savings
+                if saving.entry not in first or self._kept_for_paid(account, saving).has(saving.worker)
+            ]
         return found
 
     def capped_savings(self) -> list[Saving]:
@@ -282,11 +273,9 @@ class Heads:
             if self._savings.of(head) is not None:
                 continue
             if not self._places.could_save(channel, pool, head, self._now_ns, older.last.kept):
-                older.add(key, self._kept_at_ceiling(account, head), set())
-            elif self._deposits.of(head) is None:
-                paid = [deposit for deposit in self._deposits.of_account(account) if order(deposit.entry) < key]
-                if self._could_pay(account, head, older.last.kept, paid):
-                    older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
+                older.add(key, self._kept_at_ceiling(channel, head), set())
+            elif self._deposits.of(head) is None and not self._deposits.older_waits(account, head):
+                older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
         return older
 
     def _look_at_paid(self, account: Account) -> Bid | None:
@@ -324,8 +313,11 @@ class Heads:
 
     def _kept_for_paid(self, account: Account, saving: Saving) -> Kept:
         """Return the workers that could hold an older one of a saving's line that has paid to wait."""
-        paid = self._deposits.in_line(account, saving.line)
-        return self._could_hold(account, *(entry for entry in paid if order(entry) < order(saving.entry)))
+        kept = NONE_KEPT
+        for entry in self._deposits.in_line(account, saving.line):
+            if order(entry) < order(saving.entry):
+                kept = kept.with_those(self._could_hold(account, entry))
+        return kept
 
     def _look_behind(self, account: Account, line: Line, head: Entry) -> Bid | None:
         """Return a bid for one behind a head that waits: it may pass, or save on another worker if that can be paid.
@@ -359,13 +351,10 @@ class Heads:
             self._no_worker = all(savings.are_everywhere(group, channel) for group in account.pool.groups)
         return self._no_worker
 
-    def _could_hold(self, account: Account, *entries: Entry) -> Kept:
-        """Return the workers of the pool that could hold any of the entries."""
-        kept = NONE_KEPT
-        for entry in entries:
-            booked = self._bookings.of(entry, account.pool)
-            kept = kept.with_those(Kept({group: max(blocks, least) for group, blocks, least in booked}))
-        return kept
+    def _could_hold(self, account: Account, head: Entry) -> Kept:
+        """Return the workers of the pool that could hold the head."""
+        booked = self._bookings.of(head, account.pool)
+        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in booked})
 
     def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""

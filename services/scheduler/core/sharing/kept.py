@@ -37,8 +37,6 @@ class Kept:
         """Return these and the others."""
         if not other._needed_blocks:
             return self
-        if not self._needed_blocks:
-            return other
         needed_blocks = dict(self._needed_blocks)
         for group, blocks in other._needed_blocks.items():
             needed_blocks[group] = min(needed_blocks.get(group, blocks), blocks)
