@@ -65,11 +65,11 @@ ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
 class Client:
     """Submits requests and reads results. Use as `async with Client("HOST:PORT") as client:`.
 
-    Calls are retried while the service is unavailable, at most `retry_for_s` seconds from when that shows: of a process
-    that is stopped up to 50 s late, of a disk that hangs never. What is answered at once (submit, get, stats, a cancel
-    by name, …) is not waited for longer than that, or 30 s. Every submit carries an idempotency key (drawn if none is
-    given), so that a retry never submits twice. It belongs to the event loop that runs when it is made, and every call
-    to it is made there.
+    Calls are retried while the service is unavailable, at most `retry_for_s`
+    seconds from when that shows: of a process that is stopped up to 50 s late,
+    of a disk that hangs never (`asyncio.wait_for` bounds a call); every submit carries an idempotency key
+    (drawn if none is given), so that a retry never submits twice. It belongs to
+    the event loop that runs when it is made, and every call to it is made there.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class Client:
 
     async def wire_get(self, request: pb.GetRequest, turn: Turn = nullcontext) -> pb.GetResponse:
         """Return the state of a request as it came over the wire, asked for within a `turn`. Raises NotFound."""
-        return await self._queue.ask(lambda: self._stub.Get(request), turn)
+        return await self._queue.call(lambda: self._stub.Get(request), turn)
 
     async def watch(
         self,
@@ -326,8 +326,7 @@ class Client:
         """
         done = Cancelled(0, 0, ())
         for request in of_batch(pb.CancelRequest, request_ids, batch):
-            call = self._queue.ask if batch is None else self._queue.call
-            response = await call(partial(self._stub.Cancel, request))
+            response = await self._queue.call(partial(self._stub.Cancel, request))
             done = Cancelled(
                 done.cancelled + response.cancelled,
                 done.aborting + response.aborting,
@@ -352,7 +351,7 @@ class Client:
         """Yield the dead letters, oldest first, asked for `page_size` at a time."""
         request = pb.ListDeadRequest(page_size=page_size)
         while True:
-            page = await self._queue.ask(lambda: self._stub.ListDead(request))
+            page = await self._queue.call(lambda: self._stub.ListDead(request))
             for dead in page.letters:
                 yield DeadLetter(
                     dead.request_id, dead.channel, dead.batch, dead.attempts, dead.last_error, dead.died_unix_ns
@@ -376,16 +375,16 @@ class Client:
 
     async def identify(self) -> pb.IdentifyResponse:
         """Return who the queue takes this client for. Raises Unauthenticated."""
-        return await self._queue.ask(lambda: self._stub.Identify(pb.IdentifyRequest()))
+        return await self._queue.call(lambda: self._stub.Identify(pb.IdentifyRequest()))
 
     async def stats(self) -> pb.StatsResponse:
         """Return the queue's counts per channel."""
-        return await self._queue.ask(lambda: self._stub.Stats(pb.StatsRequest()))
+        return await self._queue.call(lambda: self._stub.Stats(pb.StatsRequest()))
 
     async def fleet(self, names_only: bool = False) -> scheduler_pb2.StatusResponse:
         """Return the scheduler's view of workers, channels and credits; with `names_only` what it tells every key."""
         request = scheduler_pb2.StatusRequest(names_only=names_only)
-        return await self._scheduler.ask(lambda: self._fleet.Status(request))
+        return await self._scheduler.call(lambda: self._fleet.Status(request))
 
     async def models(self) -> frozenset[str]:
         """Return the names that models answer to just now, which the scheduler tells to every key."""
@@ -395,13 +394,13 @@ class Client:
         """Stop granting to a worker; return how many reservations it still has. Raises NotFound."""
         check_name("worker_id", worker_id)
         request = scheduler_pb2.DrainWorkerRequest(worker_id=worker_id)
-        return (await self._scheduler.ask(lambda: self._fleet.DrainWorker(request))).reservations
+        return (await self._scheduler.call(lambda: self._fleet.DrainWorker(request))).reservations
 
     async def undrain_worker(self, worker_id: str) -> None:
         """Let a drained worker have grants again. Raises NotFound, or ServiceError if it is not connected."""
         check_name("worker_id", worker_id)
         request = scheduler_pb2.UndrainWorkerRequest(worker_id=worker_id)
-        await self._scheduler.ask(lambda: self._fleet.UndrainWorker(request))
+        await self._scheduler.call(lambda: self._fleet.UndrainWorker(request))
 
     async def backup(self, name: str = "") -> pb.BackupResponse:
         """Have the queue write a consistent copy of its store beside it; return where it is and what it holds.

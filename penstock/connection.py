@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -25,11 +24,6 @@ MOST_PAUSE_S = 2.0
 
 CONNECT_S = 3.0
 """Longest an attempt to connect may take: with TLS that is four round trips, to a host that may be far away or busy."""
-
-ANSWER_S = 30.0
-"""A call that a service answers at once has no answer after this, or after `retry_for_s` if that is longer: its process
-is stopped, or its disk hangs, of which the connection knows late or never. A queue that starts with two million
-requests, or that has 256 MiB to write first, answers within it."""
 
 MAX_WATCHES = 600
 """That one client has open. A service takes 1,024 calls of a connection, and what is beyond waits inside gRPC without a
@@ -100,36 +94,6 @@ class Patience:
         await self._pause(pause_s)
 
 
-class Heard:
-    """When a service was last heard of by calls that wait behind each other."""
-
-    _last_s = -math.inf
-
-    def note(self) -> None:
-        """Note that one of them is answered just now."""
-        self._last_s = asyncio.get_running_loop().time()
-
-    @asynccontextmanager
-    async def within(self, silent_s: float) -> AsyncIterator[None]:
-        """Raise TimeoutError inside once nothing was heard for so long since this began."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        async with asyncio.timeout(None) as limit:
-
-            def look() -> None:
-                until_s = max(began_s, self._last_s) + silent_s
-                if until_s <= loop.time():
-                    limit.reschedule(until_s)
-                else:
-                    timers[0] = loop.call_at(until_s, look)
-
-            timers = [loop.call_at(began_s + silent_s, look)]
-            try:
-                yield
-            finally:
-                timers[0].cancel()
-
-
 class Connection:
     """A channel to "HOST:PORT" and the patience of its calls."""
 
@@ -190,22 +154,6 @@ class Connection:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED or not isinstance(problem, Unavailable):
                     raise problem from None
             await patience.wait_or_raise(problem)
-
-    async def ask(self, method: Callable[[], Awaitable[T]], turn: Turn = nullcontext, heard: Heard | None = None) -> T:
-        """Return what `call` does, of a method that is answered at once: raises Unavailable where it is not.
-
-        One of many that are `heard` of together waits for its own answer as long as others are answered.
-        """
-        answer_s, heard = max(ANSWER_S, self._retry_for_s), heard or Heard()
-
-        async def answer() -> T:
-            try:
-                async with heard.within(answer_s):
-                    return await method()
-            except TimeoutError:
-                raise Unavailable(f"{self.address} has not answered for {answer_s:g} s") from None
-
-        return await self.call(answer, turn)
 
     async def wait_or_raise(self, patience: Patience, error: grpc.aio.AioRpcError) -> None:
         """Pause before a stream is opened again; raises the client's error if it cannot help."""

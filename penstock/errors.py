@@ -217,11 +217,8 @@ def _torn_off(code: grpc.StatusCode, details: str) -> bool:
     """Whether the call ended without the service having answered it.
 
     A server that stops cancels what is open. Our own cancellation is not meant: grpc.aio raises CancelledError for it.
-    Nor has a call a deadline of ours: one that a server sets passes when it, or the way to it, has stood still.
     """
-    if code is grpc.StatusCode.INTERNAL:
-        return details == BROKE_WHILE_WRITING
-    return code in {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
+    return code is grpc.StatusCode.CANCELLED or (code is grpc.StatusCode.INTERNAL and details == BROKE_WHILE_WRITING)
 
 
 def anew(error: E) -> E:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from penstock.connection import Connection, Heard
+from penstock.connection import Connection
 from penstock.credentials import Identity
 from penstock.errors import (
     CHANNEL_DENIED,
@@ -68,7 +68,6 @@ class SubmitLines:
         """Nothing is opened yet."""
         self._stub = stub
         self._connection = connection
-        self._heard = Heard()
         self._client_id = client_id
         self._lines: dict[Identity, _Line] = {}
         self._tasks: dict[asyncio.Task[None], _Line] = {}
@@ -78,7 +77,7 @@ class SubmitLines:
         """Return the request's id once it is durable. Raises the client's errors, `is_undone` if nothing is stored."""
         doubt = _Doubt()
         try:
-            ack = await self._connection.ask(lambda: self._ask(request, doubt), heard=self._heard)
+            ack = await self._connection.call(lambda: self._ask(request, doubt))
         except PenstockError as error:
             error.is_undone = not doubt.any
             raise
@@ -103,12 +102,10 @@ class SubmitLines:
             return ack
         before = before or ack is None or ack.error.code != NO_ROOM
         try:
-            answer = await self._stub.SubmitUnary(pb.SubmitUnaryRequest(requests=[request]))
+            return (await self._stub.SubmitUnary(pb.SubmitUnaryRequest(requests=[request]))).acks[0]
         except grpc.aio.AioRpcError as error:
             doubt.any = before or not is_refusal(error)
             raise
-        self._heard.note()
-        return answer.acks[0]
 
     def _line(self, request: request_pb2.Request) -> _Line | None:
         """Return the stream that `request` goes over, opened if need be; None if it is to be a unary call."""
@@ -121,7 +118,7 @@ class SubmitLines:
             return line
         if len(self._tasks) >= MAX_LINES:
             return None
-        line = self._lines[identity] = _Line(self._stub, self._client_id, self._heard)
+        line = self._lines[identity] = _Line(self._stub, self._client_id)
         # The task makes its call in a copy of this context, under the identity that this one has now.
         task = asyncio.create_task(line.run(), name="submit line")
         self._tasks[task] = line
@@ -148,9 +145,8 @@ class _Line:
     before is on its way, and the queue reads no more than it may leave unsynced.
     """
 
-    def __init__(self, stub: QueueServiceAsyncStub, client_id: str, heard: Heard) -> None:
+    def __init__(self, stub: QueueServiceAsyncStub, client_id: str) -> None:
         self._stub = stub
-        self._heard = heard
         self._client_id = client_id
         self._tags = itertools.count()
         self._unsent: dict[int, request_pb2.Request] = {}
@@ -189,7 +185,6 @@ class _Line:
             call = self._stub.Submit(self._frames())
             async for response in call:
                 self._answered = True
-                self._heard.note()
                 for ack in response.acks.acks:
                     self._tell(ack.tag, ack)
         except grpc.aio.AioRpcError as error:

@@ -13,7 +13,6 @@ import pytest
 
 import penstock
 from penstock import submit_line
-from penstock.connection import Heard
 from penstock.errors import ERROR_CODE
 from penstock.limits import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
@@ -226,7 +225,7 @@ async def test_a_caller_that_goes_away_harms_nobody(client: penstock.Client, que
 
 
 async def test_an_ack_that_comes_as_its_caller_goes_away_is_nobodys(client: penstock.Client) -> None:
-    line = submit_line._Line(client._stub, "me", Heard())
+    line = submit_line._Line(client._stub, "me")
     first, second = (asyncio.create_task(line.ask(request_pb2.Request(text="p"))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
