@@ -107,11 +107,15 @@ class Connection:
         thread without an event loop.
         """
         _refuse_fork()
-        self._loop = _loop_of_channels()
         self.address = address
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())
-        self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
+        try:
+            self.channel = open_channel(address, CHANNEL_OPTIONS, files, self._credentials)
+        except RuntimeError:
+            _loop_of_channels()  # raises what gRPC means, if that is what is missing
+            raise
+        self._loop = _loop_of_channels()
         if not _first_pid:
             _first_pid.append(os.getpid())
         self._retry_for_s = retry_for_s

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import logging.config
 import os
+import subprocess
+import sys
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +16,7 @@ from services.logs import FIELDS, Form, about, start_logging
 from services.worker.core.values import Lease
 from services.worker.run import Run
 from services.worker.vllm import logs
+from tests.support.fleet import ROOT
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -73,21 +74,27 @@ def test_a_warning_of_pythons_is_a_record(form: Form, capsys: pytest.CaptureFixt
     assert message.endswith(": FutureWarning: not for long")
 
 
-def test_vllm_is_configured_to_log_as_we_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_LEVEL"):
-        monkeypatch.delenv(name, raising=False)
-    start_logging("info", "text")
-    logs.log_as_json()
-    with monkeypatch.context() as spoilt:
-        spoilt.setattr(logging.getLogger("vllm"), "propagate", True)
-        spoilt.setattr(logging.getLogger("vllm"), "level", 0)
-        logging.config.dictConfig(json.loads(Path(os.environ["VLLM_LOGGING_CONFIG_PATH"]).read_text()))
-        logging.getLogger("vllm.v1").info("not this")
-        logging.getLogger("vllm.v1").warning("this")
-        logging.getLogger("worker").info("nor is the worker's own level changed")
-    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+VLLM_LOGS = """
+import json, logging.config, os
+from pathlib import Path
+from services.logs import start_logging
+from services.worker.vllm import logs
+start_logging("info", "text")
+logs.log_as_json()
+logging.config.dictConfig(json.loads(Path(os.environ["VLLM_LOGGING_CONFIG_PATH"]).read_text()))
+logging.getLogger("vllm.v1").info("not this")
+logging.getLogger("vllm.v1").warning("this")
+logging.getLogger("worker").info("nor is the worker's own level changed")
+"""
+"""In a process of its own: what is configured is the whole process's."""
+
+
+def test_vllm_is_configured_to_log_as_we_do() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    process = subprocess.run(
+        [sys.executable, "-c", VLLM_LOGS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    first, second = (json.loads(line) for line in process.stderr.splitlines())
     assert (first["logger"], first["message"]) == ("vllm.v1", "this")
     assert second["logger"] == "worker"
 
@@ -96,7 +103,8 @@ def test_vllm_is_configured_to_log_as_we_do(
 def test_a_users_own_configuration_of_vllms_logging_stays(
     theirs: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH", raising=False)
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", "")  # which notes what to put back
+    monkeypatch.delenv("VLLM_LOGGING_CONFIG_PATH")
     monkeypatch.setenv(*theirs)
     logs.log_as_json()
     assert os.environ.get("VLLM_LOGGING_CONFIG_PATH") == dict([theirs]).get("VLLM_LOGGING_CONFIG_PATH")
