@@ -1,13 +1,13 @@
 """Prometheus metrics of the scheduler.
 
-Latencies are observed as they happen; everything else is read from a snapshot
-when Prometheus asks, so that counting costs the hot path nothing.
+Latencies are observed as they happen; everything else is read, when Prometheus asks, from what the runner saw at its
+last look, so that counting costs the hot path nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from services.local_metrics import LocalHistogram
 from services.scheduler.core.admission.policy import Outlook
 from services.scheduler.core.snapshot import Snapshot, WorkerView
+from services.scheduler.core.waiting import Demand
 from services.telemetry import LATENCY_BUCKETS_S
 
 ARBITRATION_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
@@ -33,27 +34,29 @@ def grantable_blocks(worker: WorkerView) -> int:
     return max(min(worker.usable_blocks, worker.capacity_blocks - worker.outlook.peak_blocks), 0)
 
 
-def starvation(snapshot: Snapshot) -> dict[tuple[str, str], float]:
+def starvation(
+    workers: Sequence[WorkerView], waiting_blocks: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], float]:
     """Return the blocks that what waits needs for each that may be granted, by channel and model asked for.
 
     A model's workers are wanted by whatever no other can run: requests for several names of one pool add up, and a
     pool that is idle does not hide one that is full.
     """
-    serving: dict[str, set[int]] = {model: set() for _, model in snapshot.waiting_blocks}
-    for worker in snapshot.workers:
+    serving: dict[str, set[int]] = {model: set() for _, model in waiting_blocks}
+    for worker in workers:
         for model in serving.keys() & {"", *worker.models}:
             serving[model].add(worker.epoch)
     pools = {model: frozenset(epochs) for model, epochs in serving.items()}
-    grantable = {worker.epoch: grantable_blocks(worker) for worker in snapshot.workers}
+    grantable = {worker.epoch: grantable_blocks(worker) for worker in workers}
     needed: Counter[tuple[str, frozenset[int]]] = Counter()
-    for (channel, model), blocks in snapshot.waiting_blocks.items():
+    for (channel, model), blocks in waiting_blocks.items():
         needed[channel, pools[model]] += blocks
     ratios = {
         (channel, pool): sum(blocks for (of, within), blocks in needed.items() if of == channel and within <= pool)
         / max(sum(grantable[epoch] for epoch in pool), 1)
         for channel, pool in needed
     }
-    return {(channel, model): ratios[channel, pools[model]] for channel, model in snapshot.waiting_blocks}
+    return {(channel, model): ratios[channel, pools[model]] for channel, model in waiting_blocks}
 
 
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
@@ -88,11 +91,12 @@ REPORT_GAUGES: tuple[tuple[str, str, str], ...] = (
 
 
 class SchedulerMetrics(Collector):
-    """Histograms fed by the runner, and a collector over `snapshot`."""
+    """Histograms fed by the runner, and a collector over what it last saw."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        """Register in `registry`; what is collected stays empty until `source` is set."""
-        self.source: Callable[[], Snapshot] | None = None
+        """Register in `registry`; what is collected stays empty until something is `shown`."""
+        self.shown: tuple[Snapshot, Demand] | None = None
+        """Replaced whole at each look: Prometheus asks on a thread of its own."""
         self.grant_wait = LocalHistogram(
             f"{PREFIX}grant_wait_seconds", "Announcement to grant.", LATENCY_BUCKETS_S, registry, "channel"
         )
@@ -102,12 +106,13 @@ class SchedulerMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that is read from the snapshot."""
-        if self.source is None:
+        """Yield every metric that is read from what is shown."""
+        if self.shown is None:
             return
-        snapshot = self.source()
+        snapshot, demand = self.shown
         yield from _workers(snapshot)
         yield from _channels(snapshot)
+        yield from _demand(snapshot, demand)
         yield from _counts(snapshot)
 
 
@@ -159,11 +164,18 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
         running.add_metric([view.channel], view.running)
     yield waiting
     yield running
+    yield GaugeMetricFamily(
+        f"{PREFIX}queue_connected", "1 while the Backlog stream is open.", value=snapshot.queue_connected
+    )
+
+
+def _demand(snapshot: Snapshot, demand: Demand) -> Iterator[Metric]:
+    ratios = starvation(snapshot.workers, demand.blocks)
     # A channel with nothing in line says 0: what scales a fleet on this number must not take its absence for a fault.
     idle: dict[tuple[str, str], float] = {(view.channel, ""): 0 for view in snapshot.channels}
     for name, text, values in (
-        ("waiting_blocks", "Blocks that what waits is expected to need.", snapshot.waiting_blocks),
-        ("starvation_ratio", "Blocks that what waits needs for each that may be granted.", starvation(snapshot)),
+        ("waiting_blocks", "Blocks that what waits is expected to need.", demand.blocks),
+        ("starvation_ratio", "Blocks that what waits needs for each that may be granted.", ratios),
     ):
         gauge = GaugeMetricFamily(PREFIX + name, text, labels=["channel", "model"])
         for labels, value in (idle | values).items():
@@ -172,12 +184,9 @@ def _channels(snapshot: Snapshot) -> Iterator[Metric]:
     unserved = GaugeMetricFamily(
         f"{PREFIX}unserved_requests", "Announced requests that wait for a model no worker serves.", labels=["model"]
     )
-    for model, count in snapshot.unserved.items():
+    for model, count in demand.unserved.items():
         unserved.add_metric([model], count)
     yield unserved
-    yield GaugeMetricFamily(
-        f"{PREFIX}queue_connected", "1 while the Backlog stream is open.", value=snapshot.queue_connected
-    )
 
 
 def _counts(snapshot: Snapshot) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.snapshot import Snapshot, take_snapshot
 from services.scheduler.core.standing import PREFIX
-from services.scheduler.core.waiting import OTHER_MODELS, UnservedNames
+from services.scheduler.core.waiting import OTHER_MODELS, Demand, UnservedNames
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.tracing import CreditSpans
 
@@ -67,9 +67,9 @@ class Runner:
         self._streams: dict[int, WorkerStream] = {}
         self._queue: Outbox | None = None
         self.stopping = False
-        self._snapshot = take_snapshot(machine)
         self._unserved_names = UnservedNames()
-        metrics.source = lambda: self._snapshot
+        self._demand = Demand({}, {})
+        self.look()
         self._deliver: dict[type, Callable[[Any], None]] = {
             m.Opened: self._opened,
             m.NameTaken: self._name_taken,
@@ -138,6 +138,10 @@ class Runner:
         """Return the machine's state now."""
         return take_snapshot(self._machine)
 
+    def unserved(self) -> dict[str, int]:
+        """Return how many requests waited for each model that no worker serves when metrics last looked."""
+        return self._demand.unserved
+
     def instances(self) -> dict[int, str]:
         """Return the name of the process behind each live epoch."""
         return {worker.epoch: worker.instance_id for worker in self._machine.fleet}
@@ -196,11 +200,11 @@ class Runner:
 
     def look(self) -> None:
         """Take what metrics show from now on, and log each model that begins to be waited for in vain."""
-        snapshot = take_snapshot(self._machine)
-        unserved, new = self._unserved_names.tell(snapshot.unserved, self._clock.now_ns())
+        unserved, new = self._unserved_names.tell(self._machine.unserved(), self._clock.now_ns())
         for model in new:
             log.warning("%d requests wait for %s", unserved[model], _wanted(model))
-        self._snapshot = snapshot._replace(unserved=unserved)
+        self._demand = Demand(self._machine.waiting_blocks(), unserved)
+        self._metrics.shown = take_snapshot(self._machine), self._demand
 
     # ---- effects ----
 

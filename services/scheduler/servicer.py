@@ -89,14 +89,18 @@ class SchedulerServicer:
             raise error
 
     async def Status(self, request: scheduler_pb2.StatusRequest, context: Context) -> scheduler_pb2.StatusResponse:
-        """Return the ledger, channels and workers as they are now, or what models are called, which all may know."""
+        """Return the ledger, channels and workers as they are now, or what models are called, which all may know.
+
+        Who waits for a model that nobody serves is told as metrics have it.
+        """
         del context
         if request.names_only:
             return wire.names(self._runner.snapshot(), self._up_ns)
         if CALLER.get().role is Role.CLIENT:
             text = "Status needs the role operator or service, or to ask for names_only; the caller's is client"
             raise NotAllowedError(Reason.ROLE, text)
-        return wire.status(self._runner.snapshot(), self._instance_id, self._runner.instances(), self._up_ns)
+        runner = self._runner
+        return wire.status(runner.snapshot(), runner.unserved(), self._instance_id, runner.instances(), self._up_ns)
 
     @property
     def _up_ns(self) -> int:

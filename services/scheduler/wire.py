@@ -13,7 +13,6 @@ from penstock.scheduler.v1 import scheduler_pb2
 from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
-from services.scheduler.core.waiting import most_waited_for
 
 MAX_MODEL_NAMES = 64
 """Names one worker may answer to; they are searched for every head that asks for a model."""
@@ -338,9 +337,16 @@ def _announced(a: queue_pb2.Announce) -> m.Announced:
 
 
 def status(
-    snapshot: Snapshot, instance_id: str = "", instances: Mapping[int, str] | None = None, up_ns: int = 0
+    snapshot: Snapshot,
+    unserved: Mapping[str, int],
+    instance_id: str = "",
+    instances: Mapping[int, str] | None = None,
+    up_ns: int = 0,
 ) -> scheduler_pb2.StatusResponse:
-    """Encode the state of the scheduler `instance_id`, up for `up_ns`; `instances` names the process of each epoch."""
+    """Encode the state of the scheduler `instance_id`, up for `up_ns`.
+
+    `unserved` counts who waits for each model that nobody serves, `instances` names the process of each epoch.
+    """
     processes = instances or {}
     tokenizer_ack = "tokenizer_ack"
     causes = [cause.name.lower() for cause in m.ReleaseCause]
@@ -358,8 +364,7 @@ def status(
         completion_refunds=sum(snapshot.refunds.get(cause, 0) for cause in causes),
         grants=sum(snapshot.grants.values()),
         unserved_models=[
-            scheduler_pb2.UnservedModel(model=model, waiting=count)
-            for model, count in sorted(most_waited_for(snapshot.unserved).items())
+            scheduler_pb2.UnservedModel(model=model, waiting=count) for model, count in sorted(unserved.items())
         ],
         instance_id=instance_id,
         up_ns=up_ns,

@@ -60,7 +60,8 @@ class Scheduler:
         """Say everything that the service would be asked for; raises if a number cannot be said."""
         self.runner.feed([m.Tick()])
         self.runner.wake()
-        scheduler_wire.status(self.runner.snapshot()).SerializeToString()
+        self.runner.look()
+        scheduler_wire.status(self.runner.snapshot(), self.runner.unserved()).SerializeToString()
         generate_latest(self.registry)
         assert self.machine.counters.audit_violations == 0
 

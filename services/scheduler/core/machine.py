@@ -216,7 +216,7 @@ class Machine:
         return unserved(self._lines(), self.fleet)
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
-        """Return the blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
+        """Ask the lines whose turn it is; return the blocks that what waits is expected to need (`Demand`)."""
         return self._waiting.blocks(self._lines())
 
     def _lines(self) -> list[Line]:

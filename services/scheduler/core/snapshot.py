@@ -65,14 +65,13 @@ class Snapshot(NamedTuple):
     unknown: dict[str, int]
     refused: dict[str, int]
     rejected: dict[str, int]
-    unserved: dict[str, int]
-    """Requests that wait for a model no worker serves, by model; "" is any model."""
-    waiting_blocks: dict[tuple[str, str], int]
-    """Blocks that what waits is expected to need, by channel and model asked for; "" is any model."""
 
 
 def take_snapshot(machine: Machine) -> Snapshot:
-    """Return a copy of the machine's state that later steps do not change. Takes O(workers + reservations)."""
+    """Return a copy of the machine's state that later steps do not change. It only reads, O(workers + reservations).
+
+    What the lines wait for (`Demand`) is no part of it: that takes forecasts, and of many lines each has its turn.
+    """
     counters = machine.counters
     return Snapshot(
         machine.policy.name,
@@ -90,8 +89,6 @@ def take_snapshot(machine: Machine) -> Snapshot:
         dict(counters.unknown),
         dict(machine.backlog.refused),
         dict(counters.rejected),
-        machine.unserved(),
-        machine.waiting_blocks(),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.fleet import Fleet
@@ -22,11 +22,20 @@ MOST_UNSERVED_NAMES = 100
 """Models nobody serves that are told apart; whoever makes names up shall not fill metrics and logs with them."""
 
 PLACE_NS: Final = 3_600_000_000_000
-"""How long the name of a model has a place in metrics and log after the last request that waited for it. Every name
+"""How long the name of a model has a place there after the last request that waited for it. Every name
 that ever had one stays in the index of whoever scrapes: made-up ones come to 2,400 a day there."""
 
 OTHER_MODELS = "(others)"
 """What the rest of them is counted under."""
+
+
+class Demand(NamedTuple):
+    """What waits, as one look at all lines has found it. Models are those asked for; "" is any."""
+
+    blocks: dict[tuple[str, str], int]
+    """Blocks that it is expected to need, by channel and model."""
+    unserved: dict[str, int]
+    """Requests that wait for a model no worker serves, by model; OTHER_MODELS are those without a place."""
 
 
 class Waiting:
@@ -71,7 +80,10 @@ class Waiting:
 
 
 class UnservedNames:
-    """Gives models that nobody serves a place in metrics and log. Owns which have one, and when each waited last."""
+    """Gives models that nobody serves a place in status, metrics and log.
+
+    Owns which have one, and when each was waited for last.
+    """
 
     def __init__(self) -> None:
         """Begin with no name."""
@@ -104,12 +116,3 @@ def unserved(lines: Iterable[Line], fleet: Fleet) -> dict[str, int]:
         if not fleet.serving(line.model):
             counts[line.model] += len(line)
     return dict(counts)
-
-
-def most_waited_for(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return `counts`; beyond MOST_UNSERVED_NAMES the ones with fewest are added up under OTHER_MODELS."""
-    if len(counts) <= MOST_UNSERVED_NAMES:
-        return dict(counts)
-    most = Counter(dict(Counter(counts).most_common(MOST_UNSERVED_NAMES)))
-    most[OTHER_MODELS] += sum(counts.values()) - most.total()
-    return dict(most)

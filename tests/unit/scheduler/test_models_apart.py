@@ -9,13 +9,10 @@ import pytest
 
 from services.queue.core import lines
 from services.queue.core.lines import Line
-from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import MOST_SERVED_MODELS
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.share import Share
-from services.scheduler.core.snapshot import take_snapshot
-from services.scheduler.core.waiting import MOST_UNSERVED_NAMES, OTHER_MODELS
 from services.scheduler.core.windows import MOST_BESIDE
 from tests.support.scheduling import Rig, announced, shape
 
@@ -163,17 +160,6 @@ def test_requests_for_a_model_are_granted_when_a_worker_serves_it(policy: str) -
     rig.open("c", shape(), model="c")
     (again,) = rig.announce("batch", 5, model="c")
     assert rig.granted == [first, again]
-
-
-def test_made_up_models_are_counted_together_beyond_some() -> None:
-    rig = Rig({"batch": Share()})
-    for number in range(MOST_UNSERVED_NAMES + 20):
-        rig.announce("batch", *[1] * (1 + number % 2), model=f"made-up-{number}")
-    asked = wire.status(take_snapshot(rig.machine)).unserved_models
-    unserved = {model.model: model.waiting for model in asked}
-    assert len(unserved) == MOST_UNSERVED_NAMES + 1
-    assert sum(unserved.values()) == (MOST_UNSERVED_NAMES + 20) * 3 // 2
-    assert unserved[OTHER_MODELS] == 20
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -189,8 +189,7 @@ def test_metrics_show_credits_refunds_and_waits() -> None:
     shell.runner.feed([m.CompletionAck(epoch, 1, "r1", 2, m.ReleaseCause.COMPLETED)])
     shell.runner.feed([m.EngineReport(epoch, epoch, 5, preemptions=3, kv_cache_usage=0.5)])
     shell.runner.wake()
-    snapshot = shell.runner.snapshot()
-    shell.runner._metrics.source = lambda: snapshot
+    shell.runner.look()
     text = generate_latest(shell.registry).decode()
     for line in (
         'free_blocks{worker="w1"} 6.0',
@@ -229,16 +228,13 @@ def test_models_that_nobody_serves_are_named(caplog: pytest.LogCaptureFixture) -
     shell = Shell()
     shell.runner.feed([announced("r1", "batch", 1, 1, model="nope"), announced("r2", "batch", 1, 2)])
     shell.runner.wake()
-    assert shell.runner.snapshot().unserved == {"nope": 1, "": 1}
+    assert unserved_series(shell) == {"nope": 1, "": 1}
     shell.open()
-    snapshot = shell.runner.snapshot()
-    assert snapshot.unserved == {"nope": 1}
-    (unserved,) = wire.status(snapshot).unserved_models
-    assert (unserved.model, unserved.waiting) == ("nope", 1)
     for _ in range(2):
-        shell.runner.look()
+        assert unserved_series(shell) == {"nope": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        "1 requests wait for the model 'nope', which no connected worker serves"
+        "1 requests wait for the model 'nope', which no connected worker serves",
+        "1 requests wait for a worker",
     ]
 
 
@@ -302,6 +298,21 @@ def test_a_model_that_nobody_has_waited_for_in_an_hour_leaves_its_place_to_anoth
     ]
 
 
+async def test_status_tells_of_the_models_that_metrics_tell_of() -> None:
+    shell = Shell()
+    wait_in_vain(shell, *(f"first-{number}" for number in range(MOST_UNSERVED_NAMES - 1)))
+    shell.runner.look()
+    for name in ("one", "two"):
+        shell.runner.feed(
+            announced(f"{name}-{later}", "batch", 1, later, model=f"later-{later}") for later in range(20)
+        )
+    shell.runner.wake()
+    series = unserved_series(shell)
+    told = await SchedulerServicer(shell.runner).Status(scheduler_pb2.StatusRequest(), cast("Context", None))
+    assert {model.model: model.waiting for model in told.unserved_models} == series
+    assert (len(series), series[OTHER_MODELS]) == (MOST_UNSERVED_NAMES + 1, 2 * 19)
+
+
 def test_requests_for_any_model_are_told_of_whatever_names_are_made_up() -> None:
     shell = Shell()
     wait_in_vain(shell, *(f"made-up-{number}" for number in range(MOST_UNSERVED_NAMES)))
@@ -313,7 +324,7 @@ def test_requests_for_any_model_are_told_of_whatever_names_are_made_up() -> None
 def test_status_shows_every_field() -> None:
     shell = Shell()
     shell.open()
-    status = wire.status(shell.runner.snapshot())
+    status = wire.status(shell.runner.snapshot(), {})
     assert (status.policy, status.workers[0].free_blocks, status.channels[0].ceiling_share) == (
         "virtual-channels", 10, 1.0,
     )  # fmt: skip
@@ -370,7 +381,7 @@ def test_metrics_show_what_is_predicted_of_each_worker() -> None:
     shell.open()
     shell.runner.feed([announced("r1", "batch", 2, max_tokens=4)])
     shell.runner.wake()
-    shell.runner._snapshot = shell.runner.snapshot()
+    shell.runner.look()
     text = generate_latest(shell.registry).decode()
     assert 'penstock_scheduler_predicted_peak_blocks{worker="w1"} 5.0' in text
     assert 'penstock_scheduler_margin_deviations{worker="w1"} -0.25' in text

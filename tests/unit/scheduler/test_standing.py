@@ -377,7 +377,7 @@ def test_what_met_nobody_has_completed_nothing() -> None:
     run_one(made)
     made.release(standing(made)[-1], m.ReleaseCause.RECALLED)
     assert made.machine.counters.refunds == {"completed": 1, "standing_unused": 1}
-    assert wire.status(take_snapshot(made.machine)).completion_refunds == 1
+    assert wire.status(take_snapshot(made.machine), {}).completion_refunds == 1
 
 
 @pytest.mark.parametrize("model", ["m", "n"])
