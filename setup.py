@@ -22,8 +22,8 @@ COMPILED: dict[str, str] = {
     "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",
     "services/queue/submits": "intake turns validate",
     "services/queue/watch": "batch_log hub",
-    "services/scheduler/core": """audit backlog counters drains fleet hopeless ledger machine messages roster
-        snapshot standby standing waiting windows""",
+    "services/scheduler/core": """audit backlog counters drains entry fleet hopeless ledger lifecycle machine
+        messages roster snapshot standby standing waiting windows""",
     "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
         prompts recompute""",
     "services/scheduler/core/sharing": """account arbiter aside beyond bids channel claims deposits guarantees heads

@@ -18,7 +18,7 @@ from services.queue.core.workers import Workers
 from services.queue.items import Item
 from services.queue.outlet import Released
 from services.queue.storage import recovery, store
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.ledger import Change, Ledger, Reservation, Verdict
 from services.scheduler.core.machine import Machine as SchedulerMachine

@@ -15,8 +15,9 @@ from services.queue.outlet import Early
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.estimate import needed_blocks
-from services.scheduler.core.backlog import Entry, State
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.lifecycle import State
 from services.scheduler.core.machine import Machine as SchedulerMachine
 from services.scheduler.core.sharing.line import FRONT_REQUESTS
 from tests.simulation.durable import STORE_ID, Durable

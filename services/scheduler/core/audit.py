@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from services.scheduler.core.backlog import Backlog, Entry, State
+from services.scheduler.core.backlog import Backlog
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.lifecycle import State
 from services.scheduler.core.sharing.channel import Channel
 
 REQUESTS_PER_LOOK = 2048

@@ -14,12 +14,13 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.admission.estimate import rejection
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.audit import Audit
-from services.scheduler.core.backlog import Action, Backlog, Event, State
+from services.scheduler.core.backlog import Backlog
 from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
 from services.scheduler.core.drains import Drains
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.hopeless import Hopeless
 from services.scheduler.core.ledger import Change, Verdict
+from services.scheduler.core.lifecycle import Event, State
 from services.scheduler.core.roster import Roster
 from services.scheduler.core.sharing.arbiter import Arbiter
 from services.scheduler.core.sharing.bids import Placement
@@ -55,7 +56,6 @@ class Machine:
         self.policy = policy = policy.fresh()
         self.counters = Counters()
         self.fleet = Fleet(sequence_slack, policy.ahead_share, policy.reserve_output_tokens > 0)
-        self.backlog = Backlog()
         self.queue_connected = False
         self._epoch_grace_ns = epoch_grace_ns
         self._fleet_known_ns = started_ns + epoch_grace_ns
@@ -68,6 +68,7 @@ class Machine:
         self._drains = Drains()
         self._stand_by = StandBy(standing_ns, policy, self.fleet, self._arbiter)
         self._roster = Roster(shares, policy.channels_apart, self._arbiter)
+        self.backlog = Backlog(self._roster)
         self._waiting = Waiting(self.fleet, policy)
         self._windows = Windows(self.fleet, self._roster.lines_of)
         self._audit = Audit(self.fleet, self.backlog, self._roster.channels)
@@ -98,7 +99,7 @@ class Machine:
     def arbitrate(self, now_ns: int) -> list[m.Effect]:
         """Grant everything that fits now."""
         if self._fleet_changed or self._came_back:
-            self._review_waiting()
+            self._review_waiting(now_ns)
         if self.queue_connected:
             self._arbiter.begin(now_ns)
             while (placement := self._arbiter.next()) is not None:
@@ -137,9 +138,8 @@ class Machine:
         if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces, last):
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks, now_ns)
-        self._move(entry.request_id, Event.BOOKED)
+        self._move(entry.request_id, Event.BOOKED, now_ns, epoch=worker.epoch)
         self._arbiter.placed(placement)
-        entry.epoch = worker.epoch
         self.counters.grants[request.channel] += 1
         self._effects.extend(self._stand_by.came(request, now_ns))
         self._effects.append(
@@ -173,7 +173,7 @@ class Machine:
                 self._end_epoch(worker, now_ns)
             return
         request = met.request
-        self._adopt(request.request_id, worker)
+        self._move(request.request_id, Event.ADOPTED, now_ns, epoch=worker.epoch)
         if (known := self.backlog.get(request.request_id)) is not None and known.request is None:
             known.announce(request, now_ns)  # so that a later attempt is known to be one
         self._arbiter.met(worker, request.request_id, self.channel(request.channel), met.booked_blocks, now_ns)
@@ -195,21 +195,21 @@ class Machine:
             self._windows.changed(changed.channels)
             self._effects += self._windows.news()
 
-    def _queue_closed(self, _closed: m.QueueClosed, _now_ns: int) -> None:
+    def _queue_closed(self, _closed: m.QueueClosed, now_ns: int) -> None:
         self.queue_connected = False
         self._windows.closed()
         for entry in self.backlog.entries():
-            self._move(entry.request_id, Event.BACKLOG_LOST)
+            self._move(entry.request_id, Event.BACKLOG_LOST, now_ns)
 
     def _announced(self, request: m.Announced, now_ns: int) -> None:
         known = self.backlog.get(request.request_id)
         granted = None if known is None or known.state is State.WAITING else known.request
         newer = granted is not None and request.attempt > granted.attempt
-        self._move(request.request_id, Event.REATTEMPTED if newer else Event.ANNOUNCED, request, now_ns)
-        self._reject_if_hopeless(request.request_id)
+        self._move(request.request_id, Event.REATTEMPTED if newer else Event.ANNOUNCED, now_ns, request)
+        self._reject_if_hopeless(request.request_id, now_ns)
 
-    def _gone(self, gone: m.Gone, _now_ns: int) -> None:
-        self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED)
+    def _gone(self, gone: m.Gone, now_ns: int) -> None:
+        self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED, now_ns)
 
     def unserved(self) -> dict[str, int]:
         """Return how many announced requests wait for each model that no worker serves; "" is any model."""
@@ -224,7 +224,7 @@ class Machine:
 
     # ---- what can never fit ----
 
-    def _reject_if_hopeless(self, request_id: str) -> None:
+    def _reject_if_hopeless(self, request_id: str, now_ns: int) -> None:
         """Reject a waiting request that no worker of the fleet could ever hold, once the fleet is known."""
         entry = self.backlog.get(request_id)
         if not self._fleet_known or entry is None or entry.state is not State.WAITING:
@@ -232,11 +232,11 @@ class Machine:
         request = entry.announced
         reject = rejection(request, [group.shape for group in self.fleet.serving(request.model)])
         if reject is not None:
-            self._move(request_id, Event.ENDED)
+            self._move(request_id, Event.ENDED, now_ns)
             self.counters.rejected[reject.code] += 1
             self._effects.append(reject)
 
-    def _review_waiting(self) -> None:
+    def _review_waiting(self, now_ns: int) -> None:
         """Look at what may be hopeless now, once for all changes of a wake-up: who waits for some models, or again.
 
         Before the fleet is known nothing is, and what has changed by then counts from when it is known.
@@ -247,7 +247,7 @@ class Machine:
         models = self._hopeless.models_to_review()
         lines = [line for line in self._lines() if line.model in models] if models else []
         for request_id in [entry.request_id for line in lines for entry in line.entries()] + sorted(self._came_back):
-            self._reject_if_hopeless(request_id)
+            self._reject_if_hopeless(request_id, now_ns)
         self._came_back.clear()
 
     # ---- workers ----
@@ -272,16 +272,12 @@ class Machine:
         self._effects += (m.Opened(worker.epoch), *(m.Recall(worker.epoch, name) for name in standing))
         for holding in opened.inventory:
             if holding.request_id not in standing:
-                self._adopt(holding.request_id, worker)
+                self._move(holding.request_id, Event.ADOPTED, now_ns, epoch=worker.epoch)
                 self._arbiter.adopted(worker, holding.request_id, self.channel(holding.channel), now_ns)
         if worker.draining:
             self._drain(worker)
         self._fleet_changed = True
         self._effects += self._windows.news()
-
-    def _adopt(self, request_id: str, worker: Worker) -> None:
-        if self._move(request_id, Event.ADOPTED) and (entry := self.backlog.get(request_id)) is not None:
-            entry.epoch = worker.epoch
 
     def _worker_closed(self, closed: m.WorkerClosed, now_ns: int) -> None:
         worker = self.fleet.get(closed.epoch)
@@ -302,7 +298,7 @@ class Machine:
             self._effects.append(m.Released(worker.epoch, request_id, None, blocks))
             entry = self.backlog.get(request_id)
             if entry is not None and entry.epoch == worker.epoch:
-                self._move(request_id, Event.RETURNED)
+                self._move(request_id, Event.RETURNED, now_ns)
 
     def _worker_draining(self, message: m.WorkerDraining, _now_ns: int) -> None:
         worker = self.fleet.get(message.epoch)
@@ -396,9 +392,7 @@ class Machine:
         self._arbiter.released(worker, ack.request_id, ack.cause, now_ns)
         entry = self.backlog.get(ack.request_id)
         if entry is not None and entry.epoch == ack.epoch:
-            self._move(ack.request_id, Event.RETURNED if ack.cause.returned else Event.RELEASED)
-            if entry.state is State.PARTED:
-                self.backlog.part(entry, now_ns)
+            self._move(ack.request_id, Event.RETURNED if ack.cause.returned else Event.RELEASED, now_ns)
 
     def _absorb(self, change: Change, kind: str) -> None:
         """Count an ACK that changed nothing."""
@@ -418,7 +412,7 @@ class Machine:
         for worker in over:
             self._end_epoch(worker, now_ns)
         for request_id in self.backlog.overdue(now_ns):
-            self._move(request_id, Event.OVERDUE)
+            self._move(request_id, Event.OVERDUE, now_ns)
         self._effects.extend(self._stand_by.tick(self._roster, now_ns))
         self._fleet_known |= now_ns >= self._fleet_known_ns
         self._fleet_changed |= bool(over)
@@ -429,22 +423,14 @@ class Machine:
 
     # ---- the life of a request, by its table ----
 
-    def _move(self, request_id: str, event: Event, request: m.Announced | None = None, now_ns: int = 0) -> bool:
-        """Move the request through its table and do what the table says; False if the table refuses."""
-        moved = self.backlog.apply(request_id, event)
-        if moved is None:
-            return False
-        entry, action = moved
-        if action is Action.LEAVE or action is Action.REENTER:
-            self.channel(entry.announced.channel).leave(entry)
-        if request is not None:
-            entry.announce(request, now_ns)
-        if action is Action.RECALL:
+    def _move(
+        self, request_id: str, event: Event, now_ns: int, request: m.Announced | None = None, epoch: int = 0
+    ) -> None:
+        """Move the request through its table, as `Backlog.apply` has it, and tell those that this concerns."""
+        entry = self.backlog.apply(request_id, event, now_ns, request, epoch)
+        if entry is None:
+            return
+        if event is Event.ENDED and entry.epoch:
             self._effects.append(m.Recall(entry.epoch, request_id))
-        if entry.state is State.WAITING:
-            entry.epoch = 0
-            self.backlog.count(entry)
-            self.channel(entry.announced.channel).enter(entry)
-            if request is None:
-                self._came_back.add(request_id)
-        return True
+        elif entry.state is State.WAITING and request is None:
+            self._came_back.add(request_id)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, STALE_ALLOWANCE, Line, order
 from tests.support.effort import examples
 from tests.support.scheduling import announced

@@ -12,7 +12,7 @@ from services.queue.core.entry import Failure, LeaseRef
 from services.queue.core.lifecycle import Outcome
 from services.queue.core.workers import Rules
 from services.scheduler.core import messages as m
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.share import Share
 from tests.simulation.scheduler_actor import announced as heard

@@ -8,7 +8,8 @@ import pytest
 
 from services.scheduler.core import audit
 from services.scheduler.core import messages as m
-from services.scheduler.core.backlog import Entry, State
+from services.scheduler.core.entry import Entry
+from services.scheduler.core.lifecycle import State
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape

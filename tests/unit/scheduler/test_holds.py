@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Pool
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.hold_time import HoldTime

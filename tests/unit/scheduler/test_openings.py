@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core import messages as m
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing import places
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order

@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler import wire
 from services.scheduler.core import messages as m
-from services.scheduler.core.backlog import State
+from services.scheduler.core.lifecycle import State
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.snapshot import take_snapshot
 from services.scheduler.core.standing import MOST_KINDS, PREFIX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.scheduler.core.admission.estimate import needed_blocks
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.backlog import Booked, Entry, Wanted
+from services.scheduler.core.entry import Booked, Entry, Wanted
 from services.scheduler.core.fleet import Fleet, Group, Pool
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Pool, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel

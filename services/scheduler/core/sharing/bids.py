@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from services.core.value import Value
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel

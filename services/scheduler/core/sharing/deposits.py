@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Group
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel

@@ -11,7 +11,7 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside

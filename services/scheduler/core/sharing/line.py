@@ -8,7 +8,7 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 
 FRONT_REQUESTS: Final = 9
 """Requests at the front that are looked at: the head, and eight that may pass it while it waits for its booked start.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.core.value import Value
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Group
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept
 from services.scheduler.core.sharing.line import Key, order

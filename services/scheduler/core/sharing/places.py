@@ -13,7 +13,7 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.bids import Placement
 from services.scheduler.core.sharing.channel import Channel

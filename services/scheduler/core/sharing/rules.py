@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple
 
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.guarantees import Guarantees

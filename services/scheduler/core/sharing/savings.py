@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.core.backlog import Entry
+from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.channel import Channel
