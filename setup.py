@@ -26,7 +26,7 @@ COMPILED: dict[str, str] = {
         messages roster snapshot standby standing waiting windows""",
     "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
         prompts recompute""",
-    "services/scheduler/core/sharing": """account arbiter aside beyond bids channel claims deposits guarantees heads
+    "services/scheduler/core/sharing": """arbiter aside beyond bids channel claims deposits guarantees heads
         hold_time holds kept largest lately line longest older openings places precedence reach
         rules savings share tiers""",
     "services/scheduler": "links runner wire",

@@ -13,7 +13,7 @@ from unittest import mock
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.machine import Machine
 from services.scheduler.core.messages import ReleaseCause
-from services.scheduler.core.sharing.account import Account
+from services.scheduler.core.sharing.channel import Account
 from services.scheduler.core.sharing.holds import Holds
 
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,14 @@ def test_a_service_does_not_import_another_service(path: Path) -> None:
     for module in imports(path):
         pieces = module.split(".")
         assert not (pieces[0] == "services" and len(pieces) > 1 and pieces[1] in others), f"{name(path)}: {module}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
+    }
+    graph = {module: {*imports(path)} & modules.keys() - {module} for module, path in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names them; also where types alone are imported
 
 
 def test_what_the_queue_s_core_says_for_itself_is_what_the_client_hears() -> None:

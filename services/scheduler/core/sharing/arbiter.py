@@ -40,10 +40,9 @@ from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Pool, Worker
 from services.scheduler.core.messages import Announced, ReleaseCause, WorkerOpened
-from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement, soonest
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.claims import Claims
 from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.guarantees import Guarantees

@@ -12,8 +12,7 @@ from typing import Final
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Pool, Worker
-from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.places import Places

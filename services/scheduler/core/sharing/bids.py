@@ -7,8 +7,7 @@ from typing import Final
 from services.core.value import Value
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
-from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.savings import Saving
 
 PAID_ROUNDS: Final = -(1 << 62)

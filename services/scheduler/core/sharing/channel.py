@@ -5,7 +5,8 @@ per model asked for, because requests for different models do not compete for th
 same engines: a request that waits for a model nobody serves must not hold up the
 others.
 
-What it may take before others have their turn it has an account of at each pool of workers (`account`).
+What it may take of one pool of workers before others have had their turn it has an `Account` of there, in
+**block-nanoseconds**: blocks that are charged for, times how long.
 """
 
 from __future__ import annotations
@@ -14,11 +15,85 @@ from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Group, Pool, Worker
-from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.beyond import Beyond, Place
+from services.scheduler.core.sharing.hold_time import HoldTime
 from services.scheduler.core.sharing.line import Line, order
 from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
 from services.scheduler.core.sharing.share import Share
+
+
+class Account:
+    """A channel's standing at a pool, in block-nanoseconds.
+
+    Without work there a channel does not save, but it still owes, at most its last charge when it returns.
+    """
+
+    __slots__ = (
+        "channel", "deficit_block_ns", "gained_block_ns", "hold_time", "last_charge_block_ns", "pool", "running",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, pool: Pool) -> None:
+        """Open it with nothing in hand."""
+        self.channel = channel
+        self.pool = pool
+        self.deficit_block_ns = 0
+        self.last_charge_block_ns = 0
+        self.gained_block_ns = 0
+        """All that rounds have given it."""
+        self.hold_time = HoldTime()
+        """How long its requests hold blocks there."""
+        self.running = 0
+        """How many of them do."""
+
+    @property
+    def quantum_block_ns(self) -> int:
+        """What it gains a round."""
+        return self.channel.quantum_block_ns
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the channel has requests in line that workers of the pool serve."""
+        return self.channel.asks(self.pool)
+
+    def returns(self) -> None:
+        """Note that the channel has work again.
+
+        It was away: what ran beyond its estimate then kept nobody waiting that this would still be owed to.
+        """
+        self.deficit_block_ns = max(self.deficit_block_ns, -self.last_charge_block_ns)
+
+    def leaves(self) -> None:
+        """Note that the channel has no more work."""
+        self.deficit_block_ns = min(self.deficit_block_ns, 0)
+
+    def rounds_to_pay(self, cost_block_ns: int) -> int:
+        """Return the rounds it takes until the channel can pay; 0 or less if it can now."""
+        return -((self.deficit_block_ns - cost_block_ns) // self.quantum_block_ns)
+
+    @property
+    def has_in_hand(self) -> bool:
+        """Whether it has another turn in hand: what its last request was charged, and no mere part of a round."""
+        return self.deficit_block_ns >= max(self.quantum_block_ns, self.last_charge_block_ns)
+
+    def rounds_until(self, most_block_ns: int) -> int:
+        """Return the rounds after which it has so much in hand, and no more."""
+        return max((most_block_ns - self.deficit_block_ns) // self.quantum_block_ns, 0)
+
+    def gain(self, rounds: int) -> None:
+        """Take the quanta of so many rounds."""
+        self.gained_block_ns += rounds * self.quantum_block_ns
+        self.deficit_block_ns += rounds * self.quantum_block_ns
+
+    def pay(self, cost_block_ns: int) -> int:
+        """Pay and return the cost; what is not in hand is owed."""
+        self.deficit_block_ns -= cost_block_ns
+        return cost_block_ns
+
+    def refund(self, block_ns: int) -> None:
+        """Take back what was paid too much; a channel without work does not save."""
+        self.deficit_block_ns += block_ns
+        if not self.has_work:
+            self.leaves()
 
 
 class Channel:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from services.scheduler.core.fleet import Group, Pool
-from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.bids import Bid
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.deposits import Deposits
 from services.scheduler.core.sharing.longest import Longest
 from services.scheduler.core.sharing.savings import Savings

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Group
-from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.line import Line, order
 
 

@@ -13,10 +13,9 @@ from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Fleet, Worker
-from services.scheduler.core.sharing.account import Account
 from services.scheduler.core.sharing.aside import Aside
 from services.scheduler.core.sharing.bids import Bid, Placement
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.deposits import Deposit, Deposits
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.kept import NONE_KEPT, Kept

@@ -15,8 +15,7 @@ from typing import Final
 
 from services.scheduler.core.fleet import Pool, Worker
 from services.scheduler.core.messages import ReleaseCause, WorkerOpened
-from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.hold_time import HoldTime
 
 LEAST_HOLD_NS: Final = 1_000_000

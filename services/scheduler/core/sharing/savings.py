@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Group, Worker
-from services.scheduler.core.sharing.account import Account
-from services.scheduler.core.sharing.channel import Channel
+from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.holds import Holds
 from services.scheduler.core.sharing.line import Line
 
