@@ -44,11 +44,6 @@ class Completions:
         """Bytes in memory."""
         return self._kept_bytes
 
-    @property
-    def spilled(self) -> int:
-        """Completions in the file."""
-        return len(self._spilled)
-
     def keep(self, run_id: str, completion: bytes, lost: Callable[[], bytes]) -> None:
         """Keep the completion of a run; in memory even beyond the bound if the disk takes nothing.
 
