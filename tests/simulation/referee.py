@@ -169,7 +169,7 @@ class SchedulerReferee:
 
     def _has_last(self, worker: Worker) -> bool:
         """Return whether one on its last attempt runs on the worker, or saves there."""
-        saving = self._machine._arbiter.saving_on(worker)
+        saving = self._machine._arbiter._savings.on(worker)
         return worker.ledger.last_attempts > 0 or (saving is not None and saving.entry.announced.last_attempt)
 
     def _take(self, effects: Sequence[m.Effect]) -> None:
@@ -255,7 +255,7 @@ class SchedulerReferee:
                 lines.setdefault(self._line_of(entry), []).append(entry)
         for line in lines.values():
             line.sort(key=_turn)
-        saving = {saved.entry.request_id for w in self._machine.fleet if (saved := self._machine._arbiter.saving_on(w))}
+        saving = {saving.entry.request_id for saving in self._machine._arbiter._savings}
         for grant in grants:
             known = self._machine.backlog.get(grant.request_id)
             assert known is not None

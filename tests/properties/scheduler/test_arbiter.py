@@ -160,7 +160,7 @@ def check_guarantee(rig: Rig, name: str) -> None:
         for _line, head in channel.heads():
             blocks = head.announced.prompt_tokens
             within = worker.ledger.held_by(name) + blocks <= channel.share.guaranteed_blocks(CAPACITY)
-            if within and rig.machine._arbiter.saving_on(worker) is None:
+            if within and rig.machine._arbiter._savings.on(worker) is None:
                 assert worker.usable_blocks < blocks
 
 
@@ -284,7 +284,7 @@ def check_nothing_idle(rig: Rig) -> None:
     for name in ("a", "b"):
         for line, head in rig.machine.channel(name).heads():
             for worker in rig.machine.fleet:
-                saving = rig.machine._arbiter.saving_on(worker)
+                saving = rig.machine._arbiter._savings.on(worker)
                 if saving is None or saving.line is line:
                     blocks = rig.machine.policy.booking_blocks(head.announced, worker.shape)
                     assert min(blocks, worker.shape.capacity_blocks) > worker.usable_blocks

@@ -188,9 +188,9 @@ def test_a_head_that_saves_has_its_payment_back_and_begins_all_the_same() -> Non
     rig.announce("a", *[10] * 6)
     rig.announce("b", 50)
     worker = rig.worker("w")
-    assert rig.machine._arbiter.saving_on(worker) is not None
+    assert rig.machine._arbiter._savings.on(worker) is not None
     assert rig.machine.step(m.Reconfigure({"a": Share(), "b": Share(2.0)}), rig.now_ns) == []
-    assert rig.machine._arbiter.saving_on(worker) is None
+    assert rig.machine._arbiter._savings.on(worker) is None
     assert rig.machine.channel("b").account(worker.group.pool).deficit_block_ns >= 0
     running, rig.grants = deque(rig.grants), []
     for _ in range(5):
@@ -204,9 +204,9 @@ def test_the_same_shares_again_change_nothing() -> None:
     rig.open("w", shape(CAPACITY))
     rig.announce("a", *[10] * 6)
     rig.announce("b", 50)
-    saving = rig.machine._arbiter.saving_on(rig.worker("w"))
+    saving = rig.machine._arbiter._savings.on(rig.worker("w"))
     reconfigure(rig, {"a": Share(), "b": Share()})
-    assert rig.machine._arbiter.saving_on(rig.worker("w")) is saving
+    assert rig.machine._arbiter._savings.on(rig.worker("w")) is saving
 
 
 def windows(rig: Rig, *messages: m.Input) -> set[str]:

@@ -76,7 +76,7 @@ def test_guarantees_bend_to_what_a_saving_head_is_expected_to_grow_to() -> None:
     rig = recovering({"safe": Share(1.0, 0.5), "batch": Share()}, 100)
     rig.announce("batch", 40, max_tokens=40)
     arbiter, worker = rig.machine._arbiter, rig.worker("w")
-    saving = arbiter.saving_on(worker)
+    saving = arbiter._savings.on(worker)
     assert saving is not None
     assert saving.peak_blocks > 50 > saving.blocks
     assert arbiter._guarantees.blocks(worker, rig.machine.channel("safe")) == 100 - saving.peak_blocks

@@ -111,7 +111,7 @@ def test_one_that_waits_neither_saves_nor_pays_nor_keeps_anything_from_others() 
     rig.open("w0", shape(20))
     (running,) = last(rig, "b", 5)
     last(rig, "a", 15)
-    assert rig.machine._arbiter.saving_on(rig.worker("w0")) is None
+    assert rig.machine._arbiter._savings.on(rig.worker("w0")) is None
     assert not list(rig.machine._arbiter._deposits)
     own, of_others = rig.announce("a", 5)[0], rig.announce("b", 5, 5)
     assert rig.granted == [running, own, *of_others]
@@ -138,7 +138,7 @@ def test_where_one_saves_no_other_takes_its_place() -> None:
     ended(rig, before)
     filling = rig.announce("b", 10, 5)
     (large,) = last(rig, "a", 18)
-    saving = rig.machine._arbiter.saving_on(rig.worker("w0"))
+    saving = rig.machine._arbiter._savings.on(rig.worker("w0"))
     assert saving is not None
     assert saving.entry.request_id == large
     (small,) = last(rig, "b", 2)
@@ -157,10 +157,10 @@ def test_a_lower_tier_takes_the_place_and_nothing_is_saved_for_it_meanwhile() ->
     rig.open("w0", shape(20))
     (filling,) = rig.announce("a", 15)
     (large,) = last(rig, "a", 18)
-    assert rig.machine._arbiter.saving_on(rig.worker("w0")) is not None
+    assert rig.machine._arbiter._savings.on(rig.worker("w0")) is not None
     (small,) = last(rig, "b", 2)
     rig.tell(m.Tick())
-    assert rig.machine._arbiter.saving_on(rig.worker("w0")) is None
+    assert rig.machine._arbiter._savings.on(rig.worker("w0")) is None
     ended(rig, filling)
     assert rig.granted == [filling, small]
     ended(rig, small)

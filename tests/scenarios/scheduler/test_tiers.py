@@ -125,7 +125,7 @@ def test_a_head_that_saves_ends_that_when_lower_tiers_take_its_room(policy: str)
 
 def saving_of(load: Load) -> Saving | None:
     """Return the head that saves on the worker for m."""
-    return load.rig.machine._arbiter.saving_on(load.rig.worker("w-m"))
+    return load.rig.machine._arbiter._savings.on(load.rig.worker("w-m"))
 
 
 @pytest.mark.parametrize("half", [6, 15, 40])
@@ -381,7 +381,7 @@ def test_heads_that_save_cost_no_look_at_lower_tiers_where_there_are_none(
     for _ in range(10):
         rig.wait(200)
         rig.tell(m.Tick())
-    saving = [rig.machine._arbiter.saving_on(rig.worker(f"w{number}")) for number in range(4)]
+    saving = [rig.machine._arbiter._savings.on(rig.worker(f"w{number}")) for number in range(4)]
     assert None not in saving
     looks = 0
     rig.finish(rig.grants[0])

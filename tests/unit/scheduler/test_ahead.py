@@ -31,7 +31,7 @@ def test_a_booked_start_does_not_count_on_what_may_be_booked_ahead() -> None:
     worker = rig.worker("w")
     assert worker.usable_blocks - worker.ledger.free_blocks == 6
     rig.announce("b", 5)
-    saving = rig.machine._arbiter.saving_on(worker)
+    saving = rig.machine._arbiter._savings.on(worker)
     assert saving is not None
     assert saving.blocks == 60
     assert saving.start_ns is not None

@@ -77,7 +77,7 @@ def test_a_head_that_saves_or_waits_to_has_paid_for_its_sequences() -> None:
     rig.announce("a", 1, n=5)
     rig.announce("b", 1, n=6)
     arbiter = rig.machine._arbiter
-    saving = arbiter.saving_on(rig.worker("w"))
+    saving = arbiter._savings.on(rig.worker("w"))
     assert saving is not None
     assert saving.paid_block_ns == 50 * SECOND_NS
     assert [deposit.paid_block_ns for deposit in arbiter._deposits] == [60 * SECOND_NS]

@@ -114,12 +114,12 @@ def test_a_start_that_was_booked_does_not_outlive_what_it_was_booked_by() -> Non
     rig.tell(m.DrainRequested("small", undo=True))
     rig.wait(1000)
     (head,) = rig.announce("chat", 0, **{**chat, "prompt_bytes": 5000})
-    saving = rig.machine._arbiter.saving_on(rig.worker("small"))
+    saving = rig.machine._arbiter._savings.on(rig.worker("small"))
     assert saving is not None
     assert saving.entry.request_id == head
     for number, grant in enumerate(tiny):  # ten bytes, sixty tokens: most of it is the template's
         tell_the_prompt(rig, grant, number + 1, 60)
-    assert rig.machine._arbiter.saving_on(rig.worker("small")) is not saving
+    assert rig.machine._arbiter._savings.on(rig.worker("small")) is not saving
     (on_small,) = [grant for grant in rig.grants if grant.worker_id == "small"]
     rig.finish(on_small)
     for _ in range(10):

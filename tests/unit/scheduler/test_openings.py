@@ -197,7 +197,7 @@ def test_where_others_save_on_all_workers_a_head_looks_at_few(monkeypatch: pytes
         for model in models:
             for channel in ("a", "b", "c"):
                 rig.announce(channel, 60, model=model)
-    saving = [worker for worker in rig.machine.fleet if rig.machine._arbiter.saving_on(worker) is not None]
+    saving = [worker for worker in rig.machine.fleet if rig.machine._arbiter._savings.on(worker) is not None]
     assert len(saving) == 32
     looks = 0
 
@@ -251,5 +251,5 @@ def test_a_head_saves_where_most_room_is_of_however_many_workers() -> None:
     rig.announce("a", *[20] * 20)
     (head,) = rig.announce("b", 95)
     assert head not in rig.granted
-    (saving,) = [found for worker in rig.machine.fleet if (found := rig.machine._arbiter.saving_on(worker))]
+    (saving,) = [found for worker in rig.machine.fleet if (found := rig.machine._arbiter._savings.on(worker))]
     assert saving.worker.worker_id in {grant.worker_id for grant in roomy}

@@ -122,10 +122,6 @@ class Arbiter:
             self.room_grew(worker)
         self._look_again_everywhere()
 
-    def saving_on(self, worker: Worker) -> Saving | None:
-        """Return the head that saves on the worker, None if none does."""
-        return self._savings.on(worker)
-
     # ---- what happens between passes ----
 
     def opened(self, worker: Worker) -> None:
