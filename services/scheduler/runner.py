@@ -66,6 +66,8 @@ class Runner:
         self._last_epoch = 0
         self._streams: dict[int, WorkerStream] = {}
         self._queue: Outbox | None = None
+        self._withdrawing: dict[asyncio.Event, str] = {}
+        """Of which worker each awaits that nothing stands ready there any more."""
         self.stopping = False
         self._unserved_names = UnservedNames()
         self._demand = Demand({}, {})
@@ -150,8 +152,18 @@ class Runner:
         """Return whether the worker has a live epoch."""
         return self._machine.fleet.named(worker_id) is not None
 
-    def stands_ready(self, worker_id: str) -> bool:
-        """Return whether the worker has a grant that may still meet a request."""
+    async def withdrawn(self, worker_id: str) -> None:
+        """Return once the worker has no grant that may still meet a request, at once if it has none."""
+        if not self._stands_ready(worker_id):
+            return
+        withdrawn = asyncio.Event()
+        self._withdrawing[withdrawn] = worker_id
+        try:
+            await withdrawn.wait()
+        finally:
+            del self._withdrawing[withdrawn]
+
+    def _stands_ready(self, worker_id: str) -> bool:
         worker = self._machine.fleet.named(worker_id)
         return worker is not None and any(name.startswith(PREFIX) for name in worker.ledger)
 
@@ -191,6 +203,13 @@ class Runner:
             grants = self._machine.arbitrate(now_ns)
             self._metrics.arbitration.observe(time.perf_counter() - started_s)
             self._deliver_all(grants)
+        if self._withdrawing:
+            self._tell_withdrawn()
+
+    def _tell_withdrawn(self) -> None:
+        for withdrawn, worker_id in self._withdrawing.items():
+            if not self._stands_ready(worker_id):
+                withdrawn.set()
 
     async def _tick(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -26,8 +27,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 WITHDRAWN_WITHIN_S = 1.0
 """How long a worker that is to drain is waited for to withdraw what stands ready, which takes a round trip over it to
 the queue; one that is away does not answer."""
-
-WITHDRAWN_POLL_S = 0.005
 
 
 class SchedulerServicer:
@@ -113,9 +112,9 @@ class SchedulerServicer:
         view = await self._worker(request.worker_id, context)
         self._runner.feed([m.DrainRequested(request.worker_id)])
         # What stands ready there may still meet a request: that is over when the call is answered.
-        until_s = time.monotonic() + WITHDRAWN_WITHIN_S
-        while self._runner.stands_ready(request.worker_id) and time.monotonic() < until_s:
-            await asyncio.sleep(WITHDRAWN_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WITHDRAWN_WITHIN_S):
+                await self._runner.withdrawn(request.worker_id)
         now = {found.worker_id: found.reservations for found in self._runner.snapshot().workers}
         return scheduler_pb2.DrainWorkerResponse(reservations=now.get(request.worker_id, view.reservations))
 
