@@ -90,8 +90,7 @@ class Client:
         """
         check_address(queue, "queue")
         check_address(scheduler, "scheduler")
-        # A variable that is read from a file often has its last newline, as the file that PENSTOCK_KEY_FILE names.
-        key = key_from_environment().strip() if api_key is None else api_key
+        key = key_from_environment() if api_key is None else api_key
         _check_sendable("the API key", key)
         _check_sendable("the tenant", tenant)
         credentials = Credentials(key, tenant)

@@ -18,17 +18,26 @@ from typing import Any, TypeAlias
 
 from penstock.address import AddressError, check_address
 from penstock.errors import PenstockError
+from penstock.variables import said
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 """Environment variable with the path of the file."""
 
 SERVICES = ("queue", "scheduler", "worker", "gateway")
+CALLERS = SERVICES[1:]
+"""Those that call others: the queue is called alone."""
+
 TABLES = ("common", "channels", *SERVICES, "client")
 """Every name that may stand at the top of the file."""
 
 CLIENT_ADDRESSES = ("queue", "scheduler")
 CLIENT_KEYS = (*CLIENT_ADDRESSES, "tls_ca", "tls_cert", "tls_key")
 """What `[client]` may say: the addresses that commands ask, and how they speak TLS."""
+
+ALIKE = frozenset(
+    ("channels", "config", "insecure", "key", "keys", "reflection", "tls_ca", "tls_cert", "tls_client_auth", "tls_key")
+)
+"""Settings whose variable has the same name for every service; that of any other has the service's name in it."""
 
 MAX_BYTES = 1 << 20
 """A larger file is not a configuration; ours take a few kilobytes."""
@@ -229,25 +238,54 @@ def _text_fault(value: object) -> str:
 
 def client_faults(file: ConfigFile) -> Iterator[ConfigFileError]:
     """Yield what is wrong with `[client]`, which no service reads."""
-    told = file.table("client")
-    if told:
+    found = file.table("client")
+    if found:
         yield from file.refuse_unknown(("client",), list(CLIENT_KEYS))
-    for key in [key for key in CLIENT_KEYS if key in told]:
-        if fault := _text_fault(told[key]):
+    for key in [key for key in CLIENT_KEYS if key in found]:
+        if fault := _text_fault(found[key]):
             yield file.error(("client", key), fault)
         elif key in CLIENT_ADDRESSES:
             try:
-                check_address(told[key])
+                check_address(found[key])
             except AddressError as error:
                 yield file.error(("client", key), str(error))
+
+
+def config_path(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the file that the environment names; empty if it names none. Raises VariableError."""
+    found = said(CONFIG_VARIABLE, environment)
+    return found.text if found else ""
+
+
+def variable_of(service: str, name: str) -> str:
+    """Return the environment variable of a setting of a service."""
+    return f"PENSTOCK_{name if name in ALIKE else f'{service}_{name}'}".upper()
+
+
+def told(service: str, name: str, environment: Mapping[str, str] = os.environ) -> Any:
+    """Return what a setting of a service is told besides its command line, as its source has it; None if nothing.
+
+    The first that says it counts, as for the service itself: variable, own table of the file, `[common]`; without the
+    name of a service, what all are told. Nothing else of the file is judged, which the service does.
+    Raises VariableError, and ConfigFileError if the file cannot be read.
+    """
+    found = said(variable_of(service, name), environment)
+    if found is not None:
+        return found.text
+    path = config_path(environment)
+    if not path:
+        return None
+    file = ConfigFile.read(path, unknown_tables=[])
+    own = file.table(service) if service else {}
+    return own.get(name, file.table("common").get(name))
 
 
 def client_table(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return what the file that the environment names tells commands: `[client]`, its TLS from `[common]` if need be.
 
-    Empty without a file; raises ConfigFileError.
+    Empty without a file; raises VariableError and ConfigFileError.
     """
-    path = environment.get(CONFIG_VARIABLE, "")
+    path = config_path(environment)
     if not path:
         return {}
     file = ConfigFile.read(path)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import grpc
 
 from penstock.keys import KeysError
+from penstock.variables import VariableError, said
 
 AUTHORIZATION = "authorization"
 """Metadata with the key, as in HTTP (RFC 6750): "Bearer KEY"."""
@@ -25,7 +25,6 @@ TENANT = "x-penstock-tenant"
 """Metadata with the tenant for whom a service acts."""
 
 ENVIRONMENT = "PENSTOCK_KEY"
-ENVIRONMENT_FILE = f"{ENVIRONMENT}_FILE"
 
 Identity: TypeAlias = tuple[tuple[str, str], ...]
 """For whom a call is made: the metadata that say so."""
@@ -85,19 +84,30 @@ def acting_for(tenant: str = "") -> AbstractContextManager[None]:
 def key_from_environment(environment: Mapping[str, str] = os.environ) -> str:
     """Return what PENSTOCK_KEY holds, or the file that PENSTOCK_KEY_FILE names; empty if neither is set.
 
-    Raises KeysError if both are, or if the file cannot be read.
+    Raises KeysError if both are, or if there is no key in the file.
     """
-    path = environment.get(ENVIRONMENT_FILE, "")
-    if not path:
-        return environment.get(ENVIRONMENT, "")
-    if ENVIRONMENT in environment:
-        raise KeysError(f"{ENVIRONMENT} and {ENVIRONMENT_FILE}: only one of them can be set")
     try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise KeysError(f"{ENVIRONMENT_FILE}: {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise KeysError(f"{ENVIRONMENT_FILE}: {path}: there is no key in it") from None
+        found = said(ENVIRONMENT, environment)
+    except VariableError as error:
+        raise KeysError(str(error)) from None
+    if found is None:
+        return ""
+    key = found.text.strip()  # a variable that is read from a file often has its last newline
+    if found.by != ENVIRONMENT and not key.isascii():
+        raise KeysError(f"{found.by}: {environment[found.by]}: there is no key in it")
+    return key
+
+
+def refused_ones(has_keys: bool, proves: Mapping[str, bool]) -> str:
+    """Return what is to be said of services that keys would keep out; empty if there is none.
+
+    `has_keys` is whether the queue or the scheduler asks who calls, `proves` by name whether one that calls them can
+    tell it: by a key of its own, or a certificate.
+    """
+    names = ", ".join(name for name, can_tell in proves.items() if not can_tell)
+    if not has_keys or not names:
+        return ""
+    return f"there are keys, and {names} will be refused without {ENVIRONMENT} (of role service) in their environment"
 
 
 class Credentials:

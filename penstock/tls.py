@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import grpc
 
-from penstock.config_file import client_table
+from penstock.config_file import client_table, told
 from penstock.credentials import Credentials, KeyedChannel
 from penstock.errors import PenstockError
+from penstock.variables import VariableError, said
 
 LOOK_S = 1.0
 """How often somebody who waits for a connection looks whether the files have changed."""
+
+T = TypeVar("T")
 
 ENVIRONMENT = {"ca": "PENSTOCK_TLS_CA", "cert": "PENSTOCK_TLS_CERT", "key": "PENSTOCK_TLS_KEY"}
 
@@ -43,18 +46,43 @@ class TlsFiles:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Return what PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY name, else the configuration file.
+        """Return what commands and clients are told: by PENSTOCK_TLS_CA, …_CERT and …_KEY, else in `[client]`.
 
-        Raises ConfigFileError if PENSTOCK_CONFIG names a file that is no good.
+        Raises ConfigFileError if PENSTOCK_CONFIG names a file that is no good, and TlsError for a variable that is.
         """
-        if any(name in environment for name in ENVIRONMENT.values()):
-            return cls(**{field: environment.get(name, "") for field, name in ENVIRONMENT.items()})
-        told = client_table(environment)
-        return cls(**{field: told.get(f"tls_{field}", "") for field in ENVIRONMENT})
+        found = {field: _checked(partial(said, name, environment)) for field, name in ENVIRONMENT.items()}
+        if any(found.values()):
+            return cls(**{field: one.text if one else "" for field, one in found.items()})
+        table = _checked(partial(client_table, environment))
+        return cls(**{field: table.get(f"tls_{field}", "") for field in ENVIRONMENT})
+
+    @classmethod
+    def told_to(cls, service: str) -> TlsFiles:
+        """Return what a service is told besides its command line; without the name of one, what all are told.
+
+        Raises ConfigFileError if PENSTOCK_CONFIG names a file that cannot be read, and TlsError for a variable that is
+        no good.
+        """
+        found = {field: _checked(partial(told, service, f"tls_{field}")) for field in ENVIRONMENT}
+        return cls(**{field: "" if path is None else str(path) for field, path in found.items()})
 
     def __bool__(self) -> bool:
         """Return whether TLS is wanted."""
         return bool(self.ca or self.cert or self.key)
+
+
+def _checked(read: Callable[[], T]) -> T:
+    """Return what is read of the environment; raises TlsError if a variable is no good."""
+    try:
+        return read()
+    except VariableError as error:
+        raise TlsError(str(error)) from None
+
+
+def plain_ones(files: Mapping[str, TlsFiles]) -> str:
+    """Return what is to be said of services, by name, that have a CA and no certificate; empty if there is none."""
+    names = ", ".join(name for name, one in files.items() if one.ca and not one.cert)
+    return names and f"tls_ca without tls_cert: {names} will serve in plain text, and ask the others in TLS"
 
 
 @dataclass(frozen=True)

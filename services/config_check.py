@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, SecretStr
 
-from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_faults
+from penstock.config_file import CALLERS, CONFIG_VARIABLE, ConfigFile, ConfigFileError, client_faults
+from penstock.credentials import refused_ones
 from penstock.exits import EX_CONFIG, EX_USAGE
 from penstock.keys import KeysError
-from penstock.tls import TlsError, TlsIdentity
+from penstock.tls import TlsError, TlsIdentity, plain_ones
 from services.auth.keyring import Keyring
 from services.config import ServiceSettings, is_loopback
 from services.config_reading import Loaded, SettingsRefusedError, read_settings, told
@@ -102,13 +103,8 @@ def findings(path: str) -> Findings:
     for text, certain in port_faults(settings):
         (wrong if certain else odd).append(f"{path}: {text}")
     wrong += [f"{path}: {text}" for text in peer_faults(settings)]
-    plain = [name for name, one in settings.items() if one.tls_ca and not one.tls_cert]
-    if plain:
-        odd.append(f"{path}: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text")
-    if keyless := without_a_key(settings):
-        names = ", ".join(keyless)
-        odd.append(f"{path}: there are keys, and {names} will be refused without PENSTOCK_KEY in their environment")
-    odd += [f"{path}: {text}" for text in engine_notes(settings)]
+    notes = [plain_ones({name: one.tls_files for name, one in settings.items()}), without_a_key(settings)]
+    odd += [f"{path}: {text}" for text in (*notes, *engine_notes(settings)) if text]
     return Findings(wrong, odd)
 
 
@@ -168,12 +164,11 @@ def keys_faults(loaded: dict[str, Loaded[Any]]) -> list[str]:
     return list(faults)
 
 
-def without_a_key(settings: dict[str, Any]) -> list[str]:
-    """Return the services that have neither key nor certificate of their own where the queue or the scheduler asks."""
-    callers = {name: one for name, one in settings.items() if name != "queue"}  # it calls nobody
-    if not any(getattr(one, "keys", None) for one in settings.values()):
-        return []
-    return [name for name, one in callers.items() if not (one.key.get_secret_value() or one.tls_cert)]
+def without_a_key(settings: dict[str, Any]) -> str:
+    """Return what is to be said of services that have neither key nor certificate where queue or scheduler ask."""
+    has_keys = any(getattr(one, "keys", None) for one in settings.values())
+    callers = {name: settings[name] for name in CALLERS if name in settings}
+    return refused_ones(has_keys, {n: bool(one.key.get_secret_value() or one.tls_cert) for n, one in callers.items()})
 
 
 def port_faults(settings: dict[str, Any]) -> Iterator[tuple[str, bool]]:

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from penstock.config_file import CONFIG_VARIABLE, ConfigFile, ConfigFileError, Path, dotted
+from penstock.variables import OF_FILE, VariableError, said
 
 DEFAULT, FLAG = "default", "flag"
 
@@ -106,27 +107,24 @@ def table_of(kind: type[BaseSettings]) -> str:
 
 
 class Environment(EnvSettingsSource):
-    """Variables; `NAME_FILE` in the place of `NAME` names a file with the value, as secrets are mounted."""
+    """Variables, or the files that they name."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return the value of a field's variable; raises SettingsError if its file cannot be read."""
-        value, key, is_complex = super().get_field_value(field, field_name)
+        """Return the value of a field's variable; raises SettingsError if it is set twice, or its file is no good."""
+        _, key, is_complex = super().get_field_value(field, field_name)
         variable = variable_of(self.settings_cls, field_name)
-        path = self.env_vars.get(f"{variable}_file".lower())
-        record = _record.get()
-        if record is not None and (value is not None or path is not None):
-            named = variable if path is None else f"{variable}_FILE"
-            record.variables[key_of(self.settings_cls, field_name)] = named
-        if path is None:
-            return value, key, is_complex
-        if value is not None:
-            raise SettingsError(f"{variable} and {variable}_FILE are both set; one must go")
+        # pydantic has the names in small letters, whichever they are set in.
+        names = [name for name in (variable, f"{variable}{OF_FILE}") if self.env_vars.get(name.lower()) is not None]
         try:
-            with open(path, encoding="utf-8") as file:
-                return file.read().rstrip("\r\n"), key, is_complex
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise SettingsError(f"{variable}_FILE: {path}: {reason}") from None
+            found = said(variable, {name: str(self.env_vars[name.lower()]) for name in names})
+        except VariableError as error:
+            raise SettingsError(str(error)) from None
+        if found is None:
+            return None, key, is_complex
+        record = _record.get()
+        if record is not None:
+            record.variables[key_of(self.settings_cls, field_name)] = found.by
+        return found.text, key, is_complex
 
     def __call__(self) -> dict[str, Any]:
         """Return what no flag gave. Variables of this service that are none go into the record as in the file.
@@ -164,7 +162,7 @@ class Environment(EnvSettingsSource):
         }
         wrong = []
         for name in sorted(variable.upper() for variable in self.env_vars):
-            setting = name if name in known else name.removesuffix("_FILE")
+            setting = name if name in known else name.removesuffix(OF_FILE)
             if not name.startswith(prefix) or setting in known or name in COMPOSED or LINKED.search(name):
                 continue
             near = get_close_matches(setting.removeprefix(prefix), short, 1)

@@ -12,17 +12,15 @@ Exit status 0: well; 1: not well, with the reason on standard error; 64: no addr
 from __future__ import annotations
 
 import http.client
-import os
 import ssl
 import sys
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.config_file import CONFIG_VARIABLE, SERVICES, ConfigFile, ConfigFileError
-from penstock.tls import DIRECT, ENVIRONMENT, TlsError, TlsFiles, TlsIdentity
+from penstock.config_file import SERVICES, ConfigFileError
+from penstock.tls import DIRECT, TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
 """Below the 5 s after which the images' health check counts as failed, so that the reason is still told."""
@@ -34,33 +32,6 @@ LIVE = "--live"
 
 EX_UNWELL = 1
 EX_USAGE = 64
-
-
-def files_of(service: str, environment: Mapping[str, str] = os.environ) -> TlsFiles:
-    """Return what the service serves TLS with, setting by setting as services read them: variable, own table, common.
-
-    Raises ConfigFileError, and TlsError if a variable's `_FILE` cannot be read.
-    """
-    path = environment.get(CONFIG_VARIABLE, "")
-    told: dict[str, object] = {}
-    if path:
-        file = ConfigFile.read(path, unknown_tables=[])
-        told = file.table("common") | (file.table(service) if service else {})
-    found = {field: str(told.get(f"tls_{field}", "")) for field in ENVIRONMENT}
-    for field, variable in ENVIRONMENT.items():
-        if variable in environment:
-            found[field] = environment[variable]
-        elif f"{variable}_FILE" in environment:
-            found[field] = _said_in(environment[f"{variable}_FILE"], variable)
-    return TlsFiles(**found)
-
-
-def _said_in(path: str, variable: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read().rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TlsError(f"{variable}_FILE: {path}: {error}") from None
 
 
 def ask_grpc(address: str, files: TlsFiles, service: str = "") -> str:
@@ -115,7 +86,7 @@ def main(arguments: list[str]) -> int:
         return EX_USAGE
     service = named[0] if named else ""
     try:
-        files = files_of(service)
+        files = TlsFiles.told_to(service)
         if address.startswith("http://"):
             problem = ask_http(address, files)
         else:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,13 @@ from penstock.config_file import (
     ConfigFile,
     ConfigFileError,
     client_table,
+    config_path,
     is_read_once,
+    told,
 )
 from penstock.exits import EX_CONFIG
+from penstock.tls import TlsError, TlsFiles
+from penstock.variables import OF_FILE, VariableError
 
 CHECKER = "services.config_check"
 
@@ -29,6 +34,10 @@ app = typer.Typer(help="Check the configuration file; show the settings of a ser
 
 def _take_addresses(context: typer.Context, path: Path | None) -> Path | None:
     """Let the file's `[client]` say what the command's other options and their variables leave open."""
+    given = context.get_parameter_source("config")
+    if given is None or given.name != "COMMANDLINE":
+        with _refusals_told():
+            path = Path(config_path()) if config_path() else None
     if path is not None:
         context.default_map = _addresses({CONFIG_VARIABLE: str(path)})
     return path
@@ -75,49 +84,61 @@ def _run(*arguments: str) -> None:
 def defaults_of_commands(names: list[str], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return click's default map: the addresses of `[client]`, for each of the commands `names`.
 
-    Raises CommandError if PENSTOCK_CONFIG names a file that is no good.
+    Raises CommandError if PENSTOCK_CONFIG is no good, or names a file that is none.
     """
     addresses = _addresses(environment)
     return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
 
 
 def _addresses(environment: Mapping[str, str]) -> dict[str, Any]:
+    with _refusals_told():
+        table = client_table(environment)
+    return {key: table[key] for key in CLIENT_ADDRESSES if key in table}
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Raise CommandError for what environment or file say wrongly."""
     try:
-        told = client_table(environment)
-    except ConfigFileError as error:
+        yield
+    except (ConfigFileError, VariableError, TlsError) as error:
         raise CommandError(str(error), EX_CONFIG) from None
-    return {key: told[key] for key in CLIENT_ADDRESSES if key in told}
 
 
-def told_to(service: str, name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return what environment or file tell `service` for the setting `name`, one named alike for all; else empty.
+def said_to(service: str, name: str) -> Any:
+    """Return what environment or file tell `service` for the setting `name`, as they have it; None if nothing.
 
-    Raises CommandError if PENSTOCK_CONFIG names a file that is no good.
+    Raises CommandError if they cannot be read.
     """
-    variable = f"PENSTOCK_{name.upper()}"
-    if variable in environment:
-        return environment[variable]
-    path = environment.get(CONFIG_VARIABLE, "")
-    try:
-        file = ConfigFile.read(path) if path else None
-        tables = [file.table(service), file.table("common")] if file else []
-    except ConfigFileError as error:
-        raise CommandError(str(error), EX_CONFIG) from None
-    return next((str(table[name]) for table in tables if name in table), "")
+    with _refusals_told():
+        return told(service, name)
 
 
-def take_config(path: Path | None, starts: bool = True) -> dict[str, Any]:
-    """Let every service that this command starts read the file; return its worker's table, empty without a file.
+def told_to(service: str, name: str) -> str:
+    """Return what environment or file tell `service` for the setting `name` as a text, empty if that is nothing.
+
+    Raises CommandError if they cannot be read.
+    """
+    found = said_to(service, name)
+    return "" if found is None else str(found)
+
+
+def tls_told_to(service: str) -> TlsFiles:
+    """Return the TLS files that environment or file tell `service`; raises CommandError if they cannot be read."""
+    with _refusals_told():
+        return TlsFiles.told_to(service)
+
+
+def take_config(path: Path | None, starts: bool = True) -> None:
+    """Let every service that this command starts read the file, whatever the environment names.
 
     Raises CommandError if the file cannot be read, by each of them if it `starts` any.
     """
     if path is None:
-        return {}
-    try:
-        file = ConfigFile.read(str(path))
-    except ConfigFileError as error:
-        raise CommandError(str(error), EX_CONFIG) from None
+        return
+    with _refusals_told():
+        ConfigFile.read(str(path))
     if starts and is_read_once(str(path)):
         raise CommandError(f"{path}: no regular file, which each of the services could read for itself", EX_CONFIG)
     os.environ[CONFIG_VARIABLE] = str(path.absolute())
-    return file.table("worker")
+    os.environ.pop(f"{CONFIG_VARIABLE}{OF_FILE}", None)

@@ -128,8 +128,8 @@ def run_batch(
         if not start and given is not None and given.name == "COMMANDLINE":
             raise CommandError(f"{flag} needs --up", EX_USAGE)
     _refuse_what_is_not_utf_8({"--channel": channel} if start else {"--channel": channel, "--model": model})
-    told = take_config(config, start)
-    stack = StackPlan(data_dir, workers, model, flags, base_port=0, told=told) if start else None
+    take_config(config, start)
+    stack = StackPlan(data_dir, workers, model, flags, base_port=0) if start else None
     target = target_of(output_file)
     options = Options(target, queue, scheduler, channel, model, fresh, retry_failed, wait_s, summary_json, stack)
     refuse_lost_files(input_file, target, summary_json)

@@ -7,18 +7,19 @@ import errno
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from penstock.cli.config import told_to
+from penstock.cli.config import said_to, tls_told_to, told_to
 from penstock.cli.errors import CommandError
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
 from penstock.cli.tiny import write_tiny_model
+from penstock.config_file import SERVICES
 from penstock.exits import EX_UNAVAILABLE, EX_USAGE
 from penstock.tiny_model import Shape, is_model
+from penstock.tls import plain_ones
 
 TINY_NAME = "tiny"
 """Name the tiny model is served under."""
@@ -46,9 +47,6 @@ ARGUMENTS = "engine_arguments"
 DATA_DIR_OPTION = "DATA_DIR_OPTION"
 """Variable in which who calls the command for somebody else (`make run`) says how that one names the data directory."""
 
-SERVICES = ("queue", "scheduler", "worker", "gateway")
-"""Tables of the configuration file."""
-
 GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
 WORKER_OFFSET = 20
@@ -71,12 +69,15 @@ class StackPlan:
     """Port of the queue's metrics; 0 means no metrics."""
     gateway: bool = False
     """Whether to serve OpenAI's API as well."""
-    told: Mapping[str, Any] = field(default_factory=dict)
-    """The worker's table of the configuration file, which the workers read themselves."""
     can_do_without: bool = True
     """Whether services that are up would do as well for the command, which then starts none."""
     gives_up: bool = True
     """Whether the command ends when a service that was ready cannot be started again; else that is tried for ever."""
+
+    @property
+    def services(self) -> tuple[str, ...]:
+        """The kinds of services to start."""
+        return tuple(name for name in SERVICES if self.gateway or name != "gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +98,8 @@ async def running_stack(plan: StackPlan, say: Callable[[str], None]) -> AsyncIte
     for problem in unfit_ports(plan):
         # The last services to be started would find it out only once the engine is loaded.
         raise problem
-    names = SERVICES if plan.gateway else SERVICES[:-1]
-    if plain := [name for name in names if told_to(name, "tls_ca") and not told_to(name, "tls_cert")]:
-        say(f"note: tls_ca without tls_cert: {', '.join(plain)} will serve in plain text, and ask the others in TLS")
+    if plain := plain_ones({name: tls_told_to(name) for name in plan.services}):
+        say(f"note: {plain}")
     model_flags = engine_flags(plan, say)
     interrupted = False
     supervisor = Supervisor(plan.data_dir / "logs", say, way_out(plan), plan.gives_up)
@@ -209,12 +209,12 @@ def engine_flags(plan: StackPlan, say: Callable[[str], None]) -> list[str]:
     given = list(plan.engine_flags)
     if plan.model:
         return ["--model", plan.model, *given]
-    if _value(given, "--engine", plan.told) == "simulated" or _value(given, "--model", plan.told):
+    if _value(given, "--engine") == "simulated" or _value(given, "--model"):
         return given
     directory = plan.data_dir / "tiny-model"
     if not is_model(directory):
         write_tiny_model(directory, Shape())
-    flags = missing_flags(given, TINY_FLAGS, told_names(plan.told))
+    flags = missing_flags(given, TINY_FLAGS, told_names())
     name = f" as {TINY_NAME!r}" if TINY_NAME in flags[len(given) :] else ""
     say(f"no --model given: serving the tiny random model in {directory}{name}")
     return ["--model", str(directory), *flags]
@@ -235,36 +235,23 @@ def _bare(flag: str) -> str:
     return flag.removeprefix("--").replace("_", "-").removeprefix("no-")
 
 
-def told_names(told: Mapping[str, Any]) -> set[str]:
-    """Return the names of the settings and engine arguments that the environment, or the worker's table, gives."""
-    names = {name for name in WORKER_SETTINGS if name in told or _variable(name) is not None}
-    arguments = told.get(ARGUMENTS, {})
-    if (given := _variable(ARGUMENTS)) is not None:  # in place of all of the file's
+def told_names() -> set[str]:
+    """Return the names of the settings and engine arguments that environment or file give the workers."""
+    names = {name for name in WORKER_SETTINGS if said_to("worker", name) is not None}
+    arguments = said_to("worker", ARGUMENTS)
+    if isinstance(arguments, str):  # of a variable, which stands in the place of the whole table
         with suppress(ValueError):
-            arguments = json.loads(given)
+            arguments = json.loads(arguments)
     return names | (arguments.keys() if isinstance(arguments, dict) else set())
 
 
-def _variable(key: str) -> str | None:
-    """Return what the worker's variable for a setting, or the file it names, says; None if there is neither."""
-    variable = f"PENSTOCK_WORKER_{key.upper()}"
-    if (path := os.environ.get(f"{variable}_FILE")) is None:
-        return os.environ.get(variable)
-    try:
-        return Path(path).read_text().rstrip("\r\n")
-    except (OSError, ValueError):
-        return ""  # the worker says what is wrong with it
-
-
-def _value(flags: Sequence[str], name: str, told: Mapping[str, Any]) -> str | None:
+def _value(flags: Sequence[str], name: str) -> str:
     for position, flag in enumerate(flags):
         if flag == name and position + 1 < len(flags):
             return flags[position + 1]
         if flag.startswith(f"{name}="):
             return flag.partition("=")[2]
-    key = name.strip("-").replace("-", "_")
-    found = _variable(key)
-    return told.get(key) if found is None else found
+    return told_to("worker", name.strip("-").replace("-", "_"))
 
 
 def _listen(base_port: int, offset: int) -> str:

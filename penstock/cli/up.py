@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -21,7 +21,8 @@ from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.client import Client
-from penstock.credentials import key_from_environment
+from penstock.config_file import CALLERS
+from penstock.credentials import refused_ones
 from penstock.errors import PenstockError, Unavailable
 from penstock.exits import EX_USAGE
 from penstock.live.view import why_refused
@@ -73,7 +74,7 @@ def up(
     """
     engine_flags = flags_for_the_engine(context)
     serves = gateway and can_serve_http()
-    told = take_config(config)
+    take_config(config)
     plan = StackPlan(
         data_dir,
         workers,
@@ -82,7 +83,6 @@ def up(
         base_port,
         metrics_base_port,
         serves,
-        told,
         can_do_without=False,
         gives_up=False,
     )
@@ -129,8 +129,8 @@ async def _serve(plan: StackPlan) -> None:
             say(f"gateway     {url}/v1")
             say(f"console     {url}/")
             say(f"try         {example(url, await _served_model(stack))}")
-        if keyless():
-            say("note: there are keys, and the services have none: they are refused (PENSTOCK_KEY, of role service)")
+        if refused := refused_by_keys(plan.services):
+            say(f"note: {refused}")
         refusal = await _refusal(stack)
         say(f"ready{refusal and f', but submits are refused: {refusal}'}; Ctrl-C stops everything")
         await stack.supervisor.failed()
@@ -160,10 +160,11 @@ async def _refusal(stack: Stack) -> str:
     return ""
 
 
-def keyless() -> bool:
-    """Whether the queue or the scheduler lets nobody in without a key, and the services have neither that nor TLS's."""
-    asks = any(told_to(service, "keys") for service in ("queue", "scheduler"))
-    return asks and not (key_from_environment() or told_to("scheduler", "key") or told_to("scheduler", "tls_cert"))
+def refused_by_keys(services: Sequence[str]) -> str:
+    """Return what is to be said of those of `services` that cannot prove who they are where there are keys."""
+    has_keys = any(told_to(service, "keys") for service in ("queue", "scheduler"))
+    callers = [name for name in CALLERS if name in services]
+    return refused_ones(has_keys, {name: bool(told_to(name, "key") or told_to(name, "tls_cert")) for name in callers})
 
 
 def can_serve_http() -> bool:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -372,32 +372,52 @@ def test_the_simulated_engine_needs_no_model(tmp_path: Path) -> None:
     assert engine_flags(plan(tmp_path, "", "--engine=simulated"), print) == ["--engine=simulated"]
 
 
-@pytest.mark.parametrize("told", [{"engine": "simulated"}, {"model": "org/name"}])
-def test_an_engine_or_a_model_of_the_configuration_file_counts(tmp_path: Path, told: dict[str, str]) -> None:
-    assert engine_flags(replace(plan(tmp_path, ""), told=told), print) == []
+Tell: TypeAlias = Callable[[str], None]
 
 
-WORKER_TABLE = {"served_model_name": ["mine"], "engine_arguments": {"max-model-len": 512, "enforce_eager": False}}
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Return what makes the worker's table of the configuration file."""
+
+    def tell(table: str) -> None:
+        (tmp_path / "penstock.toml").write_text(f"[worker]\n{table}\n")
+        monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "penstock.toml"))
+
+    return tell
 
 
-def test_what_the_configuration_file_names_is_not_the_tiny_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ['engine = "simulated"', 'model = "org/name"'])
+def test_an_engine_or_a_model_of_the_configuration_file_counts(tmp_path: Path, tell: Tell, told: str) -> None:
+    tell(told)
+    assert engine_flags(plan(tmp_path, ""), print) == []
+
+
+WORKER_TABLE = 'served_model_name = ["mine"]\nengine_arguments = { max-model-len = 512, enforce_eager = false }'
+
+
+def test_what_the_configuration_file_names_is_not_the_tiny_models(
+    tmp_path: Path, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
-    found = engine_flags(replace(plan(tmp_path, "", "--no-enable-prefix-caching"), told=WORKER_TABLE), said.append)
+    tell(WORKER_TABLE)
+    found = engine_flags(plan(tmp_path, "", "--no-enable-prefix-caching"), said.append)
     assert not {"--served-model-name", "--max-model-len", "--enforce-eager"} & set(found)
     assert {"--dtype", "--block-size", "--engine-threads"} < set(found)
     assert "tiny-model" in said[0]
     assert "'tiny'" not in said[0]
+    monkeypatch.delenv("PENSTOCK_CONFIG")
     assert "--enforce-eager" not in engine_flags(plan(tmp_path, "", "--no-enforce-eager"), said.append)
 
 
 @pytest.mark.parametrize("end", ["", "_FILE"])
 def test_what_the_environment_names_is_not_the_tiny_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Tell, end: str
 ) -> None:
+    tell(WORKER_TABLE)
     for name, value in {"ENGINE_THREADS": "3", "ENGINE_ARGUMENTS": '{"block_size": 16}'}.items():
         (tmp_path / name).write_text(f"{value}\n")
         monkeypatch.setenv(f"PENSTOCK_WORKER_{name}{end}", str(tmp_path / name) if end else value)
-    found = engine_flags(replace(plan(tmp_path, ""), told=WORKER_TABLE), print)
+    found = engine_flags(plan(tmp_path, ""), print)
     assert not {"--engine-threads", "--block-size", "--served-model-name"} & set(found)
     assert "--max-model-len" in found, "the variable stands in the place of the whole table"
     monkeypatch.setenv(f"PENSTOCK_WORKER_MODEL{end}", str(tmp_path / "ENGINE_THREADS"))

@@ -56,23 +56,6 @@ def test_a_gateway_is_left_out_without_its_packages(
     assert "penstock[gateway]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("told", "keyless"),
-    [
-        ({}, False),
-        ({"PENSTOCK_KEYS": "keys.toml"}, True),
-        ({"PENSTOCK_KEYS": "keys.toml", "PENSTOCK_KEY": "k"}, False),
-        ({"PENSTOCK_KEYS": "keys.toml", "PENSTOCK_TLS_CERT": "c.pem"}, False),
-    ],
-)
-def test_services_that_keys_would_refuse(told: dict[str, str], keyless: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CONFIG", "KEYS", "KEY", "KEY_FILE", "TLS_CERT"):
-        monkeypatch.delenv(f"PENSTOCK_{name}", raising=False)
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-    assert up.keyless() is keyless
-
-
 def test_the_command_to_try_says_what_tls_and_keys_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_CONFIG", "PENSTOCK_TLS_CERT", "PENSTOCK_KEYS", *up.PROXIES):
         monkeypatch.delenv(name, raising=False)

@@ -21,12 +21,14 @@ def test_the_key_is_in_the_variable_or_in_the_file_it_names(tmp_path: Path) -> N
 
 
 def test_what_is_wrong_with_the_key_file_is_told_without_its_content(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text("schlüssel", encoding="latin-1")
+    file, latin = tmp_path / "key", tmp_path / "latin"
+    file.write_text("schlüssel", encoding="utf-8")
+    latin.write_text("schlüssel", encoding="latin-1")
     for environment, said in (
-        ({"PENSTOCK_KEY": "k", "PENSTOCK_KEY_FILE": str(file)}, "only one of them"),
+        ({"PENSTOCK_KEY": "k", "PENSTOCK_KEY_FILE": str(file)}, "are both set; one must go"),
         ({"PENSTOCK_KEY_FILE": str(tmp_path / "none")}, "No such file"),
         ({"PENSTOCK_KEY_FILE": str(file)}, "no key in it"),
+        ({"PENSTOCK_KEY_FILE": str(latin)}, "not UTF-8"),
     ):
         with pytest.raises(KeysError, match=said) as refused:
             key_from_environment(environment)
