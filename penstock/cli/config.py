@@ -81,13 +81,33 @@ def _run(*arguments: str) -> None:
         raise typer.Exit(status)
 
 
-def defaults_of_commands(names: list[str], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return click's default map: the addresses of `[client]`, for each of the commands `names`.
+def takes_addresses(command: Any) -> bool:
+    """Whether the file of the environment has a say in options of a command, or of one below it.
+
+    It has none in those of a command with `--config`: that is told which file, and reads the environment's itself where
+    it is told of none, as that may be no good where another is named.
+    """
+    names = {parameter.name for parameter in command.params}
+    own = names.intersection(CLIENT_ADDRESSES) and "config" not in names
+    return bool(own) or any(takes_addresses(below) for below in _below(command).values())
+
+
+def defaults_of(command: Any, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return click's default map of a command, or a group with those below it: the addresses of `[client]`.
 
     Raises CommandError if PENSTOCK_CONFIG is no good, or names a file that is none.
     """
-    addresses = _addresses(environment)
-    return dict.fromkeys(names, addresses) | {"dead": {"list": addresses, "requeue": addresses}}
+    return _default_map(command, _addresses(environment))
+
+
+def _default_map(command: Any, addresses: dict[str, Any]) -> dict[str, Any]:
+    groups = {name: _default_map(below, addresses) for name, below in _below(command).items() if takes_addresses(below)}
+    return groups if _below(command) else addresses
+
+
+def _below(command: Any) -> dict[str, Any]:
+    """Return the commands of a group by name; of a command there are none."""
+    return getattr(command, "commands", {})
 
 
 def _addresses(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -27,13 +26,6 @@ app = typer.Typer(
 )
 PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand flags they do not know to the engine."""
-
-ADDRESSES = {"queue", "scheduler"}
-"""Options that the configuration file of the environment has a say in."""
-
-NAME_THE_FILE = {"run-batch"}
-"""Commands with such options that are told which file, and read the environment's themselves where they are told of
-none: it may be no good where another is named."""
 
 NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """What a disk says that takes no more of the output."""
@@ -92,15 +84,9 @@ def _defaults() -> dict[str, Any]:
 
     One that has no use for it is not refused because the file is no good.
     """
-    callers = {command.name or "" for command in app.registered_commands if _is_addressed(command.callback)}
-    groups = {"dead"}
-    if not (callers - NAME_THE_FILE | groups).intersection(sys.argv[1:2]):
-        return {}
-    return config.defaults_of_commands(sorted(callers))
-
-
-def _is_addressed(command: Callable[..., Any] | None) -> bool:
-    return command is not None and bool(ADDRESSES & signature(command).parameters.keys())
+    command: Any = typer.main.get_command(app)
+    asked = command.commands.get("".join(sys.argv[1:2]))
+    return config.defaults_of(command) if asked is not None and config.takes_addresses(asked) else {}
 
 
 def main() -> None:

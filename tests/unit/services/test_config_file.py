@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, SecretStr
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock.cli import run_batch
-from penstock.cli.config import defaults_of_commands
+from penstock.cli.config import defaults_of
 from penstock.cli.errors import CommandError
 from penstock.cli.main import app
 from penstock.config_file import ConfigFile, ConfigFileError, client_table, positions
@@ -377,7 +378,7 @@ def test_the_command_ends_with_the_status_of_the_check(file: Path) -> None:
 def test_commands_take_addresses_and_tls_from_the_file(file: Path) -> None:
     file.write_text('[common]\ntls_ca = "ca.pem"\n[client]\nqueue = "q:1"\n')
     environment = {"PENSTOCK_CONFIG": str(file)}
-    assert defaults_of_commands(["get"], environment)["get"] == {"queue": "q:1"}
+    assert defaults_of(get_command(app), environment)["get"] == {"queue": "q:1"}
     assert TlsFiles.from_environment(environment) == TlsFiles("ca.pem", "", "")
     assert TlsFiles.from_environment(environment | {"PENSTOCK_TLS_CA": "other"}) == TlsFiles("other", "", "")
     file.write_text('[common]\ntls_ca = "ca.pem"\n[client]\ntls_ca = "mine.pem"\n')
@@ -389,7 +390,7 @@ def test_commands_take_addresses_and_tls_from_the_file(file: Path) -> None:
             client_table(environment)
     file.write_text("[client]\nqueue = 7410\n")
     with pytest.raises(CommandError, match=r"penstock\.toml:2: client\.queue: must be a string"):
-        defaults_of_commands(["get"], environment)
+        defaults_of(get_command(app), environment)
 
 
 def test_a_file_named_by_the_option_tells_addresses_too(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pydantic import SecretStr
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock.cli import config, run_batch, up
@@ -160,7 +162,7 @@ def test_a_configuration_file_that_a_file_names_is_everybodys(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say("file of a variable's file", "client", {"queue": "q:1", "tls_ca": "ca.pem"})
-    assert config.defaults_of_commands(["get"])["get"] == {"queue": "q:1"}
+    assert config.defaults_of(get_command(app))["get"] == {"queue": "q:1"}
     assert TlsFiles.from_environment().ca == "ca.pem"
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(run_batch, "_with_journal", lambda options, _: asked.append((options.queue, options.scheduler)))
@@ -189,3 +191,31 @@ def test_the_note_on_keys_heeds_every_place(say: Say, where: str) -> None:
         say("common", "worker", {"tls_cert": "c.pem"})
         said = up.refused_by_keys(SERVICES)
     assert said == ""
+
+
+def leaves(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield each command that has none below it, with its words."""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from leaves(below, *path, name)
+    if not hasattr(command, "commands"):
+        yield path, command
+
+
+def test_every_command_that_asks_a_service_is_told_where_by_the_file(say: Say) -> None:
+    """Those of a group like any other; one with `--config` reads the file for itself."""
+    say("own table", "client", {"queue": "q:1", "scheduler": "s:1"})
+    made = typer.Typer()
+    made.add_typer(below := typer.Typer(), name="letters")
+    below.command("count")(lambda queue="127.0.0.1:7410": None)
+    below.command("clear")(lambda: None)
+    told_of = config.defaults_of(get_command(made))
+    assert told_of == {"letters": {"count": {"queue": "q:1", "scheduler": "s:1"}}}
+    defaults = config.defaults_of(get_command(app))
+    for path, command in leaves(get_command(app)):
+        options = {parameter.name for parameter in command.params}
+        found: Any = defaults
+        for word in path:
+            found = found.get(word, {})
+        asks = bool(options & {"queue", "scheduler"}) and "config" not in options
+        assert config.takes_addresses(command) is asks
+        assert found == ({"queue": "q:1", "scheduler": "s:1"} if asks else {}), path
