@@ -170,11 +170,6 @@ class ServiceSettings(BaseSettings):
         description="API key of this process, of the role `service`, where the fleet has a keys file."
         " Give it in the environment: a command line can be read by others.",
     )
-    reflection: bool = Field(
-        False,
-        validation_alias="PENSTOCK_REFLECTION",
-        description="Serve gRPC reflection, so that grpcurl and friends need no protos.",
-    )
 
     @classmethod
     def settings_customise_sources(
@@ -227,11 +222,21 @@ class ServiceSettings(BaseSettings):
         return self
 
 
-COMMON = frozenset(ServiceSettings.model_fields) - {"config", "metrics_listen"}
-"""What `[common]` of the file may say for all services; a port only one of them can have."""
+class GrpcSettings(ServiceSettings):
+    """Settings of a service that serves gRPC, as all but the gateway do."""
+
+    reflection: bool = Field(
+        False,
+        validation_alias="PENSTOCK_REFLECTION",
+        description="Serve gRPC reflection, so that grpcurl and friends need no protos.",
+    )
 
 
-class ChannelledSettings(ServiceSettings):
+COMMON = frozenset(GrpcSettings.model_fields) - {"config", "metrics_listen"}
+"""What `[common]` of the file may say for all services, each of which takes what it has; a port only one can have."""
+
+
+class ChannelledSettings(GrpcSettings):
     """Settings of a service that decides: it knows the virtual channels, and who may do what."""
 
     keys: Path | None = Field(

@@ -175,7 +175,7 @@ class TomlFile(PydanticBaseSettingsSource):
     """A service's table of the configuration file, `[common]`, and the channels."""
 
     def __init__(self, kind: type[BaseSettings], common: frozenset[str]) -> None:
-        """Read for `kind`; the settings named `common` may stand in `[common]` as well."""
+        """Read for `kind`; the settings named `common` may stand in `[common]`, also those that it does not have."""
         super().__init__(kind)
         self._common = common
 
@@ -210,7 +210,8 @@ class TomlFile(PydanticBaseSettingsSource):
         return values
 
     def _of_common(self, file: ConfigFile, record: Record) -> dict[str, Path]:
-        return _known(file, "common", sorted(self._common), record) if file.table("common") else {}
+        found = _known(file, "common", sorted(self._common), record) if file.table("common") else {}
+        return {name: path for name, path in found.items() if name in self.settings_cls.model_fields}
 
     def _of_table(self, file: ConfigFile, record: Record) -> dict[str, Path]:
         table = table_of(self.settings_cls)

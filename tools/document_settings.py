@@ -18,7 +18,7 @@ from pydantic_core import PydanticUndefined
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from services.config import COMMON, ChannelSettings, ServiceSettings, default_channels  # noqa: E402
+from services.config import COMMON, ChannelSettings, GrpcSettings, ServiceSettings, default_channels  # noqa: E402
 from services.config_source import flag_of  # noqa: E402
 from services.gateway.settings import GatewaySettings  # noqa: E402
 from services.queue.settings import QueueSettings  # noqa: E402
@@ -129,7 +129,7 @@ ENGINE = """
 def example() -> str:
     """Return the annotated configuration file: every setting, commented out at its default."""
     parts = [HEAD]
-    fields = ServiceSettings.model_fields
+    fields = GrpcSettings.model_fields
     parts.append("\n# For every service; its own table may say these as well, and wins.\n[common]\n")
     parts += [entry(name, field) for name, field in sorted(fields.items()) if name in COMMON]
     parts.append("\n# The virtual channels, for queue and scheduler alike.\n")

@@ -22,9 +22,6 @@ class GatewaySettings(ServiceSettings):
         """Whether the gateway can prove to the queue that it is a service, as it must where there are keys."""
         return bool(self.key.get_secret_value() or self.tls_cert)
 
-    reflection: bool = Field(
-        False, validation_alias="PENSTOCK_REFLECTION", description="Without effect: the gateway speaks HTTP only."
-    )
     listen: ListenAddress = Field(
         "127.0.0.1:7415",
         description="HOST:PORT to serve HTTP on; port 0 picks a free one.",

@@ -15,7 +15,7 @@ from pydantic_settings import SettingsConfigDict
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.exits import EX_CONFIG
 from penstock.server_flags import wrong_here
-from services.config import ListenAddress, PeerAddress, Seconds, ServiceSettings
+from services.config import GrpcSettings, ListenAddress, PeerAddress, Seconds
 from services.config_flags import flags_of_variables
 from services.config_reading import load_recorded, told
 from services.config_source import Record
@@ -60,11 +60,11 @@ SHORT_OPTIONS = {
 contract test compares them with vLLM's parser."""
 
 
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(GrpcSettings):
     """What the worker can be told, besides the engine's own arguments."""
 
     model_config = SettingsConfigDict(
-        **{**ServiceSettings.model_config, "env_prefix": "PENSTOCK_WORKER_", "cli_prog_name": "services.worker"}
+        **{**GrpcSettings.model_config, "env_prefix": "PENSTOCK_WORKER_", "cli_prog_name": "services.worker"}
     )
 
     listen: ListenAddress = Field("127.0.0.1:7430", description="HOST:PORT of the health and reflection services.")

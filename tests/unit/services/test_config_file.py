@@ -409,6 +409,20 @@ def test_a_file_named_by_the_option_tells_addresses_too(file: Path, monkeypatch:
     assert asked.pop()[0] == "variable:1"
 
 
+def test_the_gateway_passes_over_what_all_are_told_of_grpc_alone(file: Path) -> None:
+    """It has no reflection to serve, and `[common]` is for all services."""
+    file.write_text("[common]\nreflection = true\n[gateway]\nconsole = false\n")
+    for kind in (QueueSettings, SchedulerSettings, WorkerSettings):
+        assert read_settings(kind, ["--config", str(file)]).settings.reflection
+    assert not read_settings(GatewaySettings, ["--config", str(file)]).settings.console
+    assert "reflection" not in GatewaySettings.model_fields
+    file.write_text("[gateway]\nreflection = true\n")
+    with pytest.raises(SettingsRefusedError, match=r"penstock\.toml:2: gateway\.reflection: unknown"):
+        read_settings(GatewaySettings, ["--config", str(file)])
+    with pytest.raises(SettingsRefusedError, match="--reflection: unknown"):
+        read_settings(GatewaySettings, ["--reflection"])
+
+
 def test_the_gateway_reads_its_table(file: Path) -> None:
     file.write_text('[gateway]\nconsole_hosts = ["a"]\nconsole = false\n')
     settings = read_settings(GatewaySettings, ["--config", str(file)]).settings
