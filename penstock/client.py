@@ -260,14 +260,13 @@ class Client:
                 yield event
 
     async def wire_results(
-        self, batch: str, cursor: int = 0, follow: bool = True, joined: Joined | None = None
+        self, batch: str, cursor: int = 0, joined: Joined | None = None
     ) -> AsyncGenerator[pb.WatchResult, None]:
-        """Yield results of a batch after `cursor` as wire messages; for bulk readers.
+        """Yield results of a batch after `cursor` as wire messages, for ever; for bulk readers.
 
-        For ever, or without `follow` until every request of the batch has ended. `joined` is awaited before the first
-        result, and again after each reconnect; what it raises ends the watch.
+        `joined` is awaited before the first result, and again after each reconnect; what it raises ends the watch.
         """
-        session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=follow, joined=joined)
+        session = WatchSession(self._stub, self._queue, batch, (), cursor, follow=True, joined=joined)
         async with self._queue.watch(), aclosing(session.wire_events()) as events:
             async for event in events:
                 if event.HasField("result"):

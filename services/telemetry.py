@@ -113,12 +113,9 @@ class Telemetry:
             self._provider.shutdown()
 
 
-def parent_context(traceparent: str, tracestate: str = "") -> otel_context.Context:
+def parent_context(traceparent: str) -> otel_context.Context:
     """Return the context of a W3C traceparent; an empty one if it is empty or malformed."""
-    carrier = {"traceparent": traceparent}
-    if tracestate:
-        carrier["tracestate"] = tracestate
-    return _propagator.extract(carrier, context=otel_context.Context())
+    return _propagator.extract({"traceparent": traceparent}, context=otel_context.Context())
 
 
 def traceparent_of(span: trace.Span) -> str:

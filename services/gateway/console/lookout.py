@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -46,14 +46,11 @@ MOST_ERROR_CHARACTERS = 500
 class Lookout:
     """The latest reading, and what the ones before it leave behind: rates and a ring of KV usage."""
 
-    def __init__(
-        self, client: Client, batches: BatchRecords, recent: Recent, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        """Read through `client` and `batches`, which must not retry; `now_s` is a monotonic clock."""
+    def __init__(self, client: Client, batches: BatchRecords, recent: Recent) -> None:
+        """Read through `client` and `batches`, which must not retry."""
         self._client = client
         self._batches = batches
         self._recent = recent
-        self._now_s = now_s
         self._rates = Rates()
         self._history = History()
         self._view = view_of(Reading(0.0, None, None, ()), {})
@@ -66,16 +63,16 @@ class Lookout:
         while True:
             try:
                 async with self._looking:
-                    if self._now_s() - self._read_s >= STEP_S:
+                    if time.monotonic() - self._read_s >= STEP_S:
                         await self._read()
             except Exception:
                 log.exception("the console could not take a reading")
-            await asyncio.sleep(max(0.1, STEP_S - (self._now_s() - self._read_s)))
+            await asyncio.sleep(max(0.1, STEP_S - (time.monotonic() - self._read_s)))
 
     async def state(self) -> bytes:
         """Return the state as JSON, at most INTERVAL_S old."""
         async with self._looking:
-            if self._now_s() - self._read_s >= INTERVAL_S:
+            if time.monotonic() - self._read_s >= INTERVAL_S:
                 await self._read()
             if not self._encoded:
                 self._encoded = json.dumps(await self._state(), separators=(",", ":")).encode()
@@ -87,7 +84,7 @@ class Lookout:
 
     async def _read(self) -> None:
         reading = await take(self._client, ANSWER_S)
-        self._read_s = self._now_s()
+        self._read_s = time.monotonic()
         self._encoded = b""
         self._view = view_of(reading, self._rates.take(reading))
         self._history.add(self._read_s, {worker.name: worker.kv_usage for worker in self._view.workers})
@@ -102,7 +99,7 @@ class Lookout:
             "workers_left_out": len(view.workers) - len(workers),
             "interval_s": INTERVAL_S,
             "now_unix_s": time.time(),
-            "history": self._history.series(self._now_s(), workers)._asdict(),
+            "history": self._history.series(time.monotonic(), workers)._asdict(),
             "dead": await self._letters(view.fleet.dead),
             "batches": None if view.fleet.dead is None else await _if_answered(self._newest_batches()),
             "recent": [asdict(asked) for asked in self._recent.latest_first()],

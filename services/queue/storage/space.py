@@ -97,23 +97,22 @@ class Space:
         families: dict[str, Any],
         spared: Spared,
         errors: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
         lend: Callable[[], bool] = lambda: False,
     ) -> None:
         """Look after `families`, all but what is `spared`; while they are closed it is empty, and calls raise KeyError.
 
         `errors` counts what goes wrong in RocksDB's own threads: the binding does not say that a compaction failed.
-        `clock` tells seconds. `lend` gives the reserve up for a step that needs it, and says whether there was one.
+        `lend` gives the reserve up for a step that needs it, and says whether there was one.
         """
         # Never a family by itself: the lock of the directory goes when the last handle does.
         self._families = families
         self._spared = spared
         self._errors = errors
+        self._clock = time.monotonic
         self.deleted = _Deleted()
         """Whoever writes to the families tells it."""
         self._settled = dict.fromkeys((*BODIES, *WALKED), 0)
         self._tuned: dict[str, dict[str, str]] = {name: {} for name in BODIES}
-        self._clock = clock
         self._lend = lend
         self._turns = [*BODIES, *WALKED]
         """Who comes first: whoever was compacted last is the last."""

@@ -131,10 +131,6 @@ class Batch:
             self._leave(sequence)
         self.waiting = deque(s for s in self.waiting if s.key not in keys)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget cached blocks. Raises RuntimeError while sequences hold blocks."""
-        self._pool.reset()
-
     def step(self) -> StepResult:
         """Run one step."""
         crowded = len(self.running) + len(self.waiting) > 1

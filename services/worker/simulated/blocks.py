@@ -34,11 +34,10 @@ class KeyedBlock:
 class BlockPool:
     """All blocks; `free` counts those nobody holds, with or without a key."""
 
-    __slots__ = ("_by_key", "_idle", "free", "total")
+    __slots__ = ("_by_key", "_idle", "free")
 
     def __init__(self, total: int) -> None:
         """Start with `total` free blocks without keys."""
-        self.total = total
         self.free = total
         self._idle: OrderedDict[KeyedBlock, None] = OrderedDict()
         self._by_key: dict[Key, list[KeyedBlock]] = {}
@@ -88,13 +87,6 @@ class BlockPool:
             if block.holders == 0:
                 self._idle[block] = None
                 self.free += 1
-
-    def reset(self) -> None:
-        """Forget every key, as vLLM's `reset_prefix_cache`. Raises RuntimeError while blocks are held."""
-        if self.free != self.total:
-            raise RuntimeError("blocks are held")
-        self._idle.clear()
-        self._by_key.clear()
 
     def _forget(self, block: KeyedBlock) -> None:
         blocks = self._by_key[block.key]
