@@ -1,4 +1,4 @@
-"""File descriptors: a queue has one for every table and blob file of its store, and one for every connection."""
+"""File descriptors: a service has one for every connection, a queue also for every file of its store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs the gateway: `python -m services.gateway [--flags]`."""
 
 from services.config_reading import load_settings
-from services.gateway.server import allow_connections, serve
+from services.gateway.server import serve
 from services.gateway.settings import GatewaySettings
 from services.logs import start_logging
 from services.rpc.loop import run_service
@@ -14,7 +14,6 @@ def main() -> None:
     settings = load_settings(GatewaySettings, "penstock gateway")
     start_logging(settings.log_level, settings.log_format)
     start_metrics(settings.metrics_listen, security_of(settings).context())
-    allow_connections()
     telemetry = start_telemetry("gateway")
     try:
         run_service(serve(settings, telemetry))

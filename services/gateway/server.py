@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import sys
 import time
@@ -185,9 +184,3 @@ def bind(listen: str) -> socket.socket:
         print(f"cannot listen on {listen}: {reason}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None
     return bound
-
-
-def allow_connections() -> None:
-    """Raise the limit of open files as far as this process may: every client has a connection."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
