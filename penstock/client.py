@@ -57,6 +57,7 @@ DEFAULT_RETRY_FOR_S = 60.0
 """A killed queue service is supervised back within seconds; this leaves room for a slow disk's recovery."""
 
 DEAD_PAGE_SIZE = 500
+"""Dead letters in one answer: half as many as the queue gives at most."""
 
 AnyRequest: TypeAlias = RequestFields | request_pb2.Request
 ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]

@@ -13,14 +13,15 @@ import grpc
 
 from penstock.credentials import Credentials, Identity, key_from_environment
 from penstock.errors import PenstockError, Unavailable, from_rpc
-from penstock.limits import MAX_MESSAGE_BYTES
+from penstock.limits import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MOST_S,
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    PING_TIMEOUT_MS,
+)
 from penstock.tls import DIRECT, TlsFiles, open_channel
-
-FIRST_PAUSE_S = 0.05
-"""First pause before a retry: a restarted service is back within a fraction of a second."""
-
-MOST_PAUSE_S = 2.0
-"""Longest pause between retries: bounds how long a returned service stays unnoticed, if its host refused meanwhile."""
 
 CONNECT_S = 3.0
 """Longest an attempt to connect may take: with TLS that is four round trips, to a host that may be far away or busy."""
@@ -38,16 +39,14 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # An idle Watch may be silent for hours; the probe notices a vanished host. Servers allow one in 5 s.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    # For the answer of the process (the other: of its kernel), which comes behind all that a slow link has to carry.
-    ("grpc.http2.ping_timeout_ms", 30_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     # Without these gRPC itself pauses up to two minutes between attempts to connect.
-    ("grpc.initial_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
+    ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # in spite of its name
-    ("grpc.max_reconnect_backoff_ms", int(MOST_PAUSE_S * 1000)),
+    ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MOST_S * 1000)),
 ]
 
 CLOSED = "the client was closed"
@@ -74,12 +73,12 @@ class Patience:
         """Give up `retry_for_s` seconds after the last success; `pause` waits (tests pass their own)."""
         self._retry_for_s = retry_for_s
         self._pause = pause
-        self._step_s = FIRST_PAUSE_S
+        self._step_s = BACKOFF_FIRST_S
         self._until: float | None = None
 
     def succeeded(self) -> None:
         """Forget the failures: the peer answered."""
-        self._step_s = FIRST_PAUSE_S
+        self._step_s = BACKOFF_FIRST_S
         self._until = None
 
     async def wait_or_raise(self, error: Exception) -> None:
@@ -90,7 +89,7 @@ class Patience:
         pause_s = self._step_s * random.uniform(0.5, 1.0)
         if now + pause_s > self._until:
             raise error
-        self._step_s = min(self._step_s * 2, MOST_PAUSE_S)
+        self._step_s = min(self._step_s * 2, BACKOFF_MOST_S)
         await self._pause(pause_s)
 
 

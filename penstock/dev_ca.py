@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CA_DAYS = 3650
+"""Of the CA, which every later call uses again; what it signs has days of its own (90 by default)."""
 BACKDATE = dt.timedelta(minutes=5)
 """Certificates begin this much earlier than they are made: clocks differ."""
 

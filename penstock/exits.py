@@ -5,8 +5,17 @@ from __future__ import annotations
 EX_INCOMPLETE = 1
 """The command did its work, but something it was asked for has no good answer (unknown id, request not completed)."""
 
+EX_FOUND = 1
+"""A verification of a store did its work, and found something."""
+
+EX_UNWELL = 1
+"""A health check found its service unwell: the status by which Docker takes a container for unhealthy."""
+
 EX_USAGE = 2
 """Wrong options or arguments."""
+
+EX_PROBE_USAGE = 64
+"""Wrong arguments of a health check; of those Docker keeps 2 for itself."""
 
 EX_NO_INPUT = 66
 """The input file cannot be read."""

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from penstock.errors import InvalidRequest
+from penstock.limits import MAX_CURSOR
 from penstock.names import check_name, checked_names
 from penstock.queue.v1 import queue_pb2 as pb
 
 MAX_NAMES = 10_000
 """Names in one call; the queue refuses more."""
-
-MAX_CURSOR = 2**64 - 1
 
 OfBatch = TypeVar("OfBatch", pb.CancelRequest, pb.DeleteRequest)
 

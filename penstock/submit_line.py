@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import grpc
 
-from penstock.connection import Connection
+from penstock.connection import CLOSED, Connection
 from penstock.credentials import Identity
 from penstock.errors import (
     CHANNEL_DENIED,
@@ -200,7 +200,7 @@ class _Line:
 
     def close(self) -> None:
         """Say that the client is closed to whoever has no ack when the stream ends, which is now."""
-        self._rest = Unavailable("the client was closed")
+        self._rest = Unavailable(CLOSED)
 
     def finish(self) -> None:
         """Take nothing more, and tell those who have no ack."""

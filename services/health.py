@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.config_file import SERVICES, ConfigFileError
+from penstock.exits import EX_PROBE_USAGE, EX_UNWELL
 from penstock.tls import DIRECT, TlsError, TlsFiles, TlsIdentity
 
 TIMEOUT_S = 4.0
@@ -29,9 +30,6 @@ TAKES_WORK = {"queue": "penstock.queue.v1.QueueService"}
 """What gRPC's health service is asked about, by service; of the others the process as a whole."""
 
 LIVE = "--live"
-
-EX_UNWELL = 1
-EX_USAGE = 64
 
 
 def ask_grpc(address: str, files: TlsFiles, service: str = "") -> str:
@@ -83,7 +81,7 @@ def main(arguments: list[str]) -> int:
     if not address or len(named) > 1 or not set(named) <= set(SERVICES):
         names = "|".join(SERVICES)
         print(f"usage: python -m services.health [{LIVE}] [{names}] HOST:PORT|http://HOST:PORT/PATH", file=sys.stderr)
-        return EX_USAGE
+        return EX_PROBE_USAGE
     service = named[0] if named else ""
     try:
         files = TlsFiles.told_to(service)

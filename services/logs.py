@@ -18,6 +18,7 @@ Form: TypeAlias = Literal["text", "json"]
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s%(fields)s"
 FIELDS = ("request_id", "trace_id")
 TRACEPARENT_PARTS = 4
+"""Version, trace id, parent id and flags (W3C trace context)."""
 
 
 def about(request_id: str, traceparent: str = "") -> dict[str, str]:

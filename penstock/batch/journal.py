@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from penstock.batch.reader import InputFile
+from penstock.limits import MAX_CURSOR
 
 VERSION = 1
+"""Of the journal's format: a journal of another is not read."""
 
 IN_EVERY_VERSION = {"key", "batch", "version"}
 """What the header has in a journal of any version, by which one is known."""
@@ -34,13 +36,11 @@ HEADER_LIMIT_BYTES = 64 * 1024
 CANNOT_BE_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 """What a directory says whose file system has no way to sync it, or that may be written but not read."""
 
-MAX_CURSOR = 2**64 - 1
-"""Largest cursor that a watch can be resumed after."""
-
 READ_AND_WRITTEN = stat.S_IRUSR | stat.S_IWUSR
 """What the mode of a journal has whatever that of its output: the next run opens it again."""
 
 NOT_ANSWERED = -1
+"""In the place of the offset of an answer."""
 
 
 class JournalError(Exception):

@@ -10,17 +10,18 @@ from functools import partial
 from typing import TypeAlias
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
-from penstock.batch.journal import MAX_CURSOR, Header
+from penstock.batch.journal import Header
 from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
 from penstock.cli.errors import CommandError
 from penstock.cli.vain import UNDRAIN, Look, Say, ask_fleet, telling
 from penstock.client import Client
-from penstock.connection import MOST_PAUSE_S, Patience
+from penstock.connection import Patience
 from penstock.errors import NobodyAnswers, PenstockError, Unavailable
 from penstock.exits import EX_UNAVAILABLE
 from penstock.fleet import all_drained
+from penstock.limits import BACKOFF_MOST_S, MAX_CURSOR
 from penstock.queue.v1 import queue_pb2 as pb
 
 WORKERS_MEET_SCHEDULER_S = 15.0
@@ -149,7 +150,7 @@ async def look_again(peers: Peers, first: Served, say: Say, models: Collection[s
                 return look.names
             if patience is None:
                 in_doubt = look.young_for_s > 0 and not first.is_final
-                wait_s = max(peers.wait_s, look.young_for_s + MOST_PAUSE_S) if in_doubt else peers.wait_s
+                wait_s = max(peers.wait_s, look.young_for_s + BACKOFF_MOST_S) if in_doubt else peers.wait_s
                 patience = Patience(wait_s)
                 if wait_s:
                     missing = ", ".join(sorted(repr(model) for model in set(models) - look.names))

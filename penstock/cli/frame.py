@@ -20,10 +20,11 @@ FULL, FREE = "█", "·"
 SPARKS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {"up": "green", "draining": "yellow", "drained": "yellow", "gone": "red"}
 
-BAR_WIDTH, NARROW_BAR_WIDTH = 24, 12
+BAR_WIDTH, NARROW_BAR_WIDTH, WIDE = 24, 12, 100
 """Characters of a worker's bar, and where there are fewer than WIDE columns."""
-WIDE = 100
+
 SPARK_WIDTH = 12
+"""Characters of what is left of the KV usage before: one a sample, the latest ones."""
 
 
 def frame(view: View, history: Series, width: int) -> RenderableType:

@@ -22,6 +22,7 @@ from penstock.client import Client
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fields import RequestFields
 from penstock.fleet import all_drained
+from penstock.limits import MAX_CURSOR
 from penstock.results import Progress, RequestState, Result, TokenDelta
 from penstock.telling import tell
 
@@ -29,9 +30,6 @@ dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=
 
 LEAST_DEADLINE_S = 0.001
 """A deadline has to be after now; less than this has passed before the queue reads it."""
-
-MOST_CURSOR = 2**64 - 1
-"""What the protocol's number holds."""
 
 Ids = Annotated[list[str], typer.Argument(help="Request ids.", metavar="ID...")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
@@ -204,7 +202,7 @@ def get(
 def watch(
     ids: Annotated[list[str] | None, typer.Argument(help="Request ids.", metavar="[ID]...")] = None,
     batch: Annotated[str | None, typer.Option(help="Watch this batch instead.")] = None,
-    cursor: Annotated[int, typer.Option(min=0, max=MOST_CURSOR, help="With --batch: go on after this cursor.")] = 0,
+    cursor: Annotated[int, typer.Option(min=0, max=MAX_CURSOR, help="With --batch: go on after this cursor.")] = 0,
     follow: Annotated[bool, typer.Option("--follow", help="With --batch: wait for requests to come.")] = False,
     tokens: Annotated[bool, typer.Option("--tokens", help="Print tokens while they are generated.")] = False,
     as_json: AsJson = False,

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.address import MOST_PORT
 from penstock.cli.config import said_to, tls_told_to, told_to
 from penstock.cli.errors import CommandError
 from penstock.cli.supervisor import BEHIND_ENGINES, Supervisor
@@ -50,9 +51,8 @@ DATA_DIR_OPTION = "DATA_DIR_OPTION"
 GATEWAY_OFFSET = 5
 SCHEDULER_OFFSET = 10
 WORKER_OFFSET = 20
-"""Ports above the queue's; workers count up from theirs."""
-
-MOST_PORT = 65535
+"""Ports above the queue's; workers count up from theirs. From the default one on they are those where each service
+listens by itself."""
 
 
 @dataclass(frozen=True, slots=True)

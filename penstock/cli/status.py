@@ -31,6 +31,7 @@ from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, W
 from penstock.telling import escape_unknown
 
 REFRESH_S = 1.0
+"""Between two readings, each of them a call of the queue and one of the scheduler."""
 
 PLAIN_WIDTH = 200
 """Columns where no terminal says how many there are: enough for every column of the tables."""

@@ -42,6 +42,7 @@ BEHIND_ENGINES = 5
 quarters of it (nice 0 weighs 1,024, nice 5 weighs 335; sched(7)). Its steps are what everybody waits for."""
 
 PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 def begin_child(niceness: int) -> None:

@@ -33,6 +33,7 @@ from penstock.tls import TlsFiles
 
 DEFAULT_DATA_DIR = Path(".run")
 DEFAULT_BASE_PORT = 7410
+"""Where commands look for a queue unless told otherwise."""
 
 PROXIES = ("http_proxy", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 """Variables by which curl asks a proxy."""

@@ -34,7 +34,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 PAGE_DEFAULT = 100
 PAGE_MOST = 1000
-"""Dead letters in one response; a page stays well below one frame."""
+"""Dead letters in one response, where no number is asked for, and at most; a page stays well below one frame."""
 
 DELETE_PAGE = 250
 """Results deleted in one commit, so that a large delete does not hold up everybody else's."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from penstock.exits import EX_UNAVAILABLE, EX_USAGE
+from penstock.exits import EX_FOUND, EX_UNAVAILABLE, EX_USAGE
 from services.descriptors import raise_file_limit
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
 from services.queue.storage.backup import BackupError, BackupNameError, backups_of, make_backup, restore
@@ -21,9 +21,6 @@ from services.queue.storage.opening import written_by_older
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError, StoreUnreadableError, StoreUnusableError
 from services.queue.storage.verify import Verifier, Violation
-
-EX_FOUND = 1
-"""A verification found something."""
 
 
 def verify(directory: Path) -> int:

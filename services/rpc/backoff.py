@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from services.rpc.limits import BACKOFF_FIRST_S, BACKOFF_MOST_S
+from penstock.limits import BACKOFF_FIRST_S, BACKOFF_MOST_S
 
 
 class Backoff:

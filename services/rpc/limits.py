@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.limits import MAX_MESSAGE_BYTES
+from penstock.limits import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MOST_S,
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    PING_TIMEOUT_MS,
+)
 from penstock.tls import DIRECT
 
 MAX_UNSENT_MESSAGES = 16_384
@@ -52,26 +59,9 @@ HANDSHAKE_MS = 10_000
 IDLE_CONNECTION_MS = 600_000
 """A connection without a call is closed after this; a client opens another one without its caller's noticing."""
 
-KEEPALIVE_TIME_MS = 20_000
-"""Idle streams are probed this often, so that a vanished host is noticed without a TCP timeout of minutes."""
-
-KEEPALIVE_TIMEOUT_MS = 10_000
-"""A probe that the peer's kernel has not acknowledged for this long closes the connection: the host has vanished. A
-process that is stopped is not noticed by it."""
-
-PING_TIMEOUT_MS = 30_000
-"""A connection also ends when the peer's process has not answered a ping for so long: a keepalive probe, or one of
-those by which gRPC measures how much a link holds. The answer comes behind what is under way before it, and before a
-slow link that may be megabytes: 200 kB/s carry 6 MB in that time."""
-
 PING_TIMEOUT_OF_SERVICES_MS = 10_000
-"""The same where one service calls another: they are near each other, and a stopped one is to be noticed soon."""
-
-BACKOFF_FIRST_S = 0.05
-"""First pause before a reconnect: a restarted service is back within a fraction of a second."""
-
-BACKOFF_MOST_S = 2.0
-"""Longest pause between reconnects, and longest attempt after some: how long a returned peer stays unnoticed."""
+"""In the place of PING_TIMEOUT_MS where one service calls another: they are near each other, and a stopped one is to be
+noticed soon."""
 
 CONNECT_S = 0.5
 """Longest the first attempts to connect may take, later ones as long as the pause after them: four round trips with

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.rpc.limits import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
+from penstock.limits import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
 
 ASK_S = 1.5 * (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000
 """How long a worker that begins asks for a name that is taken. The connection of an instance whose machine is gone is

@@ -30,6 +30,7 @@ ANSWER = struct.Struct("!qq")
 """From the nursery: the new process, and the status with which the old one ended."""
 
 COUNTER_BYTES = 16
+"""Two numbers of 64 bits: how many prompts were begun, and whether the form of the last is being looked at."""
 
 END_LOOKS = 5000
 LOOK_S = 0.001

@@ -33,6 +33,7 @@ def _leave_and_die_with_parent() -> None:
 
 
 USUAL_STACK_BYTES = 8 * 1024 * 1024
+"""Where the worker's stack has no bound: the one that Linux sets by itself."""
 
 STACK_SHARE = 0.75
 """Of the worker's stack for who tries out what the worker is then to survive: more is left there, whatever it had taken

@@ -17,7 +17,7 @@ from services.queue.core.ordered import Ordered
 MOST_WINDOWS = 8
 """Models of one channel, of those nobody is known to serve, that may each have a whole window announced."""
 
-MOST_BESIDE = 16_384
+MOST_BEYOND = 16_384
 """Requests beyond those windows that a channel may have announced over all such models. Both bound what made-up names
 make the scheduler remember. Where they take it all, a model that makes progress keeps what it has, and the others have
 their turns by how long they have waited: a scheduler that does not say what is served depends on that."""
@@ -143,7 +143,7 @@ class Line:
         """Yield the requests that the windows let through now, of each model in order, and mark them announced."""
         if not self._limit:
             return  # `set_limit` looks at every model
-        most = MOST_WINDOWS * self._limit + MOST_BESIDE
+        most = MOST_WINDOWS * self._limit + MOST_BEYOND
         for models in (self._sure, self._moved, self._due):
             while models:
                 model = next(iter(models))

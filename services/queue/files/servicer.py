@@ -31,7 +31,7 @@ MAX_PUTS = 100
 
 PAGE_DEFAULT = 100
 PAGE_MOST = 1000
-"""Of a list: a page of files stays below 2 MiB."""
+"""Of a list, where no number is asked for, and at most: a page of files stays below 2 MiB."""
 
 CODES: dict[type[changes.ChangeError], grpc.StatusCode] = {
     changes.UnknownError: grpc.StatusCode.NOT_FOUND,

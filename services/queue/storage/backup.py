@@ -31,6 +31,7 @@ NUMBERS_SKIPPED = 1 << 40
 nanoseconds is usually far beyond it, and keeps two restores of one backup apart."""
 
 FORMAT = 1
+"""Of a backup, as its mark tells it."""
 
 
 class BackupError(Exception):

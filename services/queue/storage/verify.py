@@ -32,6 +32,7 @@ UNREADABLE = (ValueError, TypeError, DecodeError)
 
 SEQ_BYTES = 8
 LAST_SEQ = (1 << 64) - 1
+"""Of a sequence number in a key, and the largest there is."""
 
 T = TypeVar("T")
 

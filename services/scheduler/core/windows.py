@@ -23,7 +23,7 @@ FACTOR: Final = 2
 """Windows hold this many times what the fleet runs at once: if all of it ended in one step, as many more are known."""
 
 
-MOST_BESIDE: Final = 16_384
+SHARED_REQUESTS: Final = 16_384
 """Announcements of a channel that there is room for beside those, shared by its lines that are as long as a window:
 their memory is some tens of megabytes then."""
 
@@ -72,4 +72,4 @@ class Windows:
         if not most_aside:
             return 0
         long = sum(len(line) >= limit and bool(self._fleet.serving(line.model)) for line in lines)
-        return min(FACTOR * most_aside, MOST_BESIDE // max(long, 1))
+        return min(FACTOR * most_aside, SHARED_REQUESTS // max(long, 1))

@@ -98,6 +98,7 @@ MEMORY_UTILIZATION = 0.92
 """Share of the memory the engine takes: the default of `--gpu-memory-utilization` in vLLM 0.32."""
 
 BLOCK_SIZE = 16
+"""Tokens of a block: vLLM 0.32's default (`CacheConfig.DEFAULT_BLOCK_SIZE`)."""
 
 
 class Assumed(NamedTuple):

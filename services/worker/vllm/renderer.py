@@ -21,6 +21,7 @@ from services.worker.vllm.sampling import UNREADABLE, refusal
 from services.worker.vllm.templates import NO_DEFAULTS, ChatDefaults
 
 MISTRAL_ID_CHARACTERS = 9
+"""Of a call's id that Mistral's tokenizer takes."""
 
 
 class VllmRenderer:

@@ -13,7 +13,7 @@ from services.queue.core.lines import Line
 from tests.support.effort import examples
 
 MODELS = ("", "a", "b", "c")
-MOST_WINDOWS, MOST_BESIDE = 1, 1
+MOST_WINDOWS, MOST_BEYOND = 1, 1
 
 MODEL = st.sampled_from(MODELS)
 ENTER = st.tuples(st.just("enter"), MODEL, st.integers(-1, 1))
@@ -83,7 +83,7 @@ class Plain:
             assert seq == min(unknown, key=lambda other: (self.waiting[other][0], other))
             self.announced.add(seq)
         counts = self.counted()
-        most = MOST_WINDOWS * self.limit + MOST_BESIDE
+        most = MOST_WINDOWS * self.limit + MOST_BEYOND
         bounded = sum(counts[model] for model in MODELS if model not in self.served)
         assert bounded <= max(most, sum(before[model] for model in MODELS if model not in self.served))
         for model in MODELS:
@@ -107,7 +107,7 @@ class Plain:
 def test_a_line_announces_what_it_may_and_knows_its_oldest(deeds: list[tuple[object, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "MOST_WINDOWS", MOST_WINDOWS)
-        patch.setattr(lines, "MOST_BESIDE", MOST_BESIDE)
+        patch.setattr(lines, "MOST_BEYOND", MOST_BEYOND)
         plain = Plain()
         for deed in [*deeds, ("announce",)]:
             plain.do(deed)

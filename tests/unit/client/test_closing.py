@@ -150,8 +150,8 @@ async def test_who_calls_later_is_told(client: penstock.Client, name: str) -> No
 
 @pytest.mark.parametrize("name", ["stats", "watch", "submit", "submit_many", "result"])
 async def test_who_pauses_before_another_attempt_is_told_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_PAUSE_S", 3600.0)
-    monkeypatch.setattr(connection, "MOST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(connection, "BACKOFF_FIRST_S", 3600.0)
+    monkeypatch.setattr(connection, "BACKOFF_MOST_S", 3600.0)
     paused = asyncio.Event()
     pause = connection.Connection.pause
 

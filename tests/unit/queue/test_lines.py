@@ -6,7 +6,7 @@ from types import FrameType
 import pytest
 
 from services.queue.core import lines
-from services.queue.core.lines import MOST_BESIDE, MOST_WINDOWS, Line
+from services.queue.core.lines import MOST_BEYOND, MOST_WINDOWS, Line
 from tests.support.looks import Looked, are_not_counted, looks
 
 
@@ -120,7 +120,7 @@ def test_models_that_are_gone_are_forgotten() -> None:
 def test_all_models_together_have_a_bound_and_those_who_wait_longest_come_first() -> None:
     line = Line()
     line.set_limit(2)
-    most = 2 * MOST_WINDOWS + MOST_BESIDE
+    most = 2 * MOST_WINDOWS + MOST_BEYOND
     for seq in range(most):
         line.enter(seq, 0, f"made-up-{seq}")
     assert len(list(line.announce())) == most
@@ -139,7 +139,7 @@ def test_all_models_together_have_a_bound_and_those_who_wait_longest_come_first(
 def test_a_model_that_makes_progress_keeps_its_room_beside_those_that_make_none() -> None:
     line = Line()
     line.set_limit(2)
-    most = 2 * MOST_WINDOWS + MOST_BESIDE
+    most = 2 * MOST_WINDOWS + MOST_BEYOND
     for seq in range(10):
         line.enter(seq, 0, "served")
     for seq in range(10, 10 + most):
@@ -154,7 +154,7 @@ def full_of_made_up_names() -> tuple[Line, int]:
     """Return a line that has announced all it may of models nobody serves, and the next request's number."""
     line = Line()
     line.set_limit(2)
-    most = 2 * MOST_WINDOWS + MOST_BESIDE
+    most = 2 * MOST_WINDOWS + MOST_BEYOND
     for seq in range(2 * most):
         line.enter(seq, 0, f"made-up-{seq // 4}")
     assert len(list(line.announce())) == line.bounded == most
@@ -185,7 +185,7 @@ def test_what_waits_is_announced_when_its_model_is_served_however_many_others_ar
     line.set_served(("late",))
     line.set_limit(3)
     assert list(line.announce())[:3] == [seq, seq + 1, seq + 2]
-    assert line.bounded == MOST_WINDOWS * 3 + MOST_BESIDE
+    assert line.bounded == MOST_WINDOWS * 3 + MOST_BEYOND
 
 
 def test_a_model_that_is_served_no_more_counts_for_the_bound_and_one_that_is_again_does_not() -> None:

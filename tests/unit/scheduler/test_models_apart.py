@@ -13,7 +13,7 @@ from services.scheduler.core import messages as m
 from services.scheduler.core.fleet import MOST_SERVED_MODELS
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.share import Share
-from services.scheduler.core.windows import MOST_BESIDE
+from services.scheduler.core.windows import SHARED_REQUESTS
 from tests.support.scheduling import Rig, announced, shape
 
 POLICIES = ["virtual-channels", "predictive"]
@@ -82,7 +82,7 @@ def test_a_backlog_for_one_model_leaves_the_workers_of_another_their_work(policy
 def test_what_somebody_serves_is_granted_however_much_waits_for_made_up_models(
     policy: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MOST_BESIDE", 100)
+    monkeypatch.setattr(lines, "MOST_BEYOND", 100)
     rig = Fed(policy)
     for number in range(20):
         rig.submit(f"made-up-{number}", 64)
@@ -252,7 +252,7 @@ def test_the_room_beside_those_aside_is_shared_by_the_lines_that_take_it() -> No
         limits.append(
             [each.limit for each in rig.effects if isinstance(each, m.SetWindow) and each.channel == "batch"][-1]
         )
-    assert limits == [64 + 6_000, 64 + 6_000, 64 + MOST_BESIDE // 3]
+    assert limits == [64 + 6_000, 64 + 6_000, 64 + SHARED_REQUESTS // 3]
 
 
 @pytest.mark.parametrize(("gone", "looked_at"), [("small", False), ("large", True)])

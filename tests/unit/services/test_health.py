@@ -15,7 +15,8 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from penstock.dev_ca import Authority
-from services.health import EX_UNWELL, EX_USAGE, main
+from penstock.exits import EX_PROBE_USAGE, EX_UNWELL
+from services.health import main
 
 QUEUE = "penstock.queue.v1.QueueService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -181,4 +182,4 @@ def test_tls_is_read_as_the_service_reads_it(
 
 @pytest.mark.parametrize("arguments", [[], ["a:1", "b:2"], ["queues", "a:1"], ["queue", "a:1", "b:2"], ["--live"]])
 def test_one_address_is_wanted(arguments: list[str]) -> None:
-    assert main(arguments) == EX_USAGE
+    assert main(arguments) == EX_PROBE_USAGE == 64
