@@ -138,7 +138,7 @@ class Client:
     async def submit_request(self, wanted: request_pb2.Request) -> str:
         """Submit a request as it goes over the wire, with key and trace where they are empty; see `submit`.
 
-        `wanted` stays as it is: submitted again without a key of its own it is another request.
+        `wanted` stays as it is: submitted again without a key of its own it is another request. Raises InvalidRequest.
         """
         request, span = self._prepared(wanted)
         with_key(request)

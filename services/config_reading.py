@@ -51,7 +51,7 @@ def load_settings(kind: type[S], program: str, arguments: list[str] | None = Non
 def load_recorded(kind: type[S], program: str, arguments: list[str]) -> Loaded[S]:
     """Read settings as `load_settings` does, and where they come from. Prints a note on each variable passed over.
 
-    Those of OpenTelemetry, which it reads for itself, are judged as well.
+    Those of OpenTelemetry, which it reads for itself, are judged as well. Raises SystemExit(78) if anything is wrong.
     """
     try:
         loaded = read_settings(kind, arguments)

@@ -185,7 +185,7 @@ class Journal:
         self._write({"line": line, "cursor": noted, "out": out})
 
     def out(self, line: int) -> dict[str, Any]:
-        """Return the answer of line number `line`, which must have one."""
+        """Return the answer of line number `line`; raises KeyError if it has none."""
         at = self._source.position(line)
         if at is None or self._offsets[at] == NOT_ANSWERED:
             raise KeyError(line)

@@ -94,7 +94,7 @@ def up(
 
 
 def flags_for_the_engine(context: typer.Context) -> list[str]:
-    """Return what this command does not know itself; the first one must be a flag."""
+    """Return what this command does not know itself; raises CommandError for what no worker can be given."""
     flags = list(context.args)
     if flags and not flags[0].startswith("-"):
         raise CommandError(f"unexpected argument {flags[0]!r}", EX_USAGE)

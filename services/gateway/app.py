@@ -50,7 +50,7 @@ class Front:
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> JSONResponse:
-        """Describe one model."""
+        """Describe one model; raises Problem (404) if nobody serves it, HTTPException (404) for what is no name."""
         await self._parts.doorman.tenant_client()
         name = request.path_params["name"]
         if not name:
@@ -62,7 +62,7 @@ class Front:
         return JSONResponse(self._card(name, model, view))
 
     async def health(self, _request: Request) -> JSONResponse:
-        """Say whether generations are taken: 200, or 503 while stopping or without a queue."""
+        """Say whether generations are taken; raises Problem (503) while stopping or without a queue."""
         if self.draining:
             raise Problem(503, "the gateway is stopping", "", "gateway_stopping")
         try:

@@ -132,7 +132,7 @@ class Batches:
         return JSONResponse(page_of([batch.to_object() for batch in batches], more))
 
     async def retrieve(self, request: Request) -> JSONResponse:
-        """Describe a batch."""
+        """Describe a batch; raises Problem (404) if there is none."""
         batch_id = request.path_params["batch_id"]
         who = await self._doorman.tenant_client()
         try:
@@ -146,7 +146,7 @@ class Batches:
         return JSONResponse(batch.to_object())
 
     async def cancel(self, request: Request) -> JSONResponse:
-        """Cancel what has not ended of a batch; its driver does the rest."""
+        """Cancel what has not ended of a batch; its driver does the rest. Raises Problem (404; 409 if it has ended)."""
         batch_id = request.path_params["batch_id"]
         who = await self._doorman.tenant_client()
         try:

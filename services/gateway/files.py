@@ -141,7 +141,10 @@ class Files:
         return Download(self._output.lines(batch, errors, in_order), headers, self._vigil)
 
     async def delete(self, request: Request) -> JSONResponse:
-        """Delete a file: an input unless a batch still reads it, of an output the results it is written from."""
+        """Delete a file, and of an output the results it is written from.
+
+        Raises Problem (404 if there is none, 409 for an input that a batch still reads).
+        """
         file = await self._file(request)
         act_for(file.tenant)  # as above
         if file.view:

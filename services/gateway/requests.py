@@ -59,7 +59,7 @@ class Requests:
             raise of_error(error) from None
 
     async def delete(self, request: Request) -> JSONResponse:
-        """Cancel a request that has not ended, delete the answer of one that has."""
+        """Cancel a request that has not ended, delete the answer of one that has. Raises Problem."""
         name = request.path_params["request_id"]
         try:
             who = await self._doorman.let_in(authorization_of(request.scope))

@@ -37,7 +37,8 @@ class UnreadableError(ServiceError):
 class Shelf:
     """Calls are repeated while the queue is away, as long as its patience lasts; then they raise Unavailable.
 
-    Every method raises NotFound for what is unknown and InvalidRequest for what the queue refuses.
+    Every method raises NotFound for what is unknown, InvalidRequest for what the queue refuses, and UnreadableError for
+    what is damaged there.
     """
 
     def __init__(self, address: str, retry_for_s: float, access: Access | None = None) -> None:

@@ -254,7 +254,7 @@ class Admin:
         return response
 
     async def list_dead(self, request: queue_pb2.ListDeadRequest) -> queue_pb2.ListDeadResponse:
-        """Return a page of dead letters, oldest first."""
+        """Return a page of dead letters, oldest first. Raises BadInputError."""
         token = request.page_token
         if token and not (token.isascii() and token.isdigit() and len(token) < 20):
             raise BadInputError(f"page_token: {token!r} is not a token of this queue")
@@ -270,7 +270,7 @@ class Admin:
     async def requeue_dead(
         self, request: queue_pb2.RequeueDeadRequest, context: Context
     ) -> queue_pb2.RequeueDeadResponse:
-        """Revive dead letters."""
+        """Revive dead letters. Raises BadInputError unless it is said of which."""
         kind = request.WhichOneof("subject")
         if kind is None:
             raise BadInputError("subject: exactly one of request_ids and all must be set")

@@ -39,7 +39,7 @@ class BackupCall:
         self._busy = False
 
     async def make(self, request: queue_pb2.BackupRequest, context: Context) -> queue_pb2.BackupResponse:
-        """Return the backup once it is on disk."""
+        """Return the backup once it is on disk. Raises BadInputError for what cannot be its name."""
         if request.name and not NAME.fullmatch(request.name):
             raise BadInputError(
                 f"name: {request.name!r} must be letters, digits, dots, dashes and underscores, at most 100"

@@ -24,7 +24,10 @@ from services.queue.storage.verify import Verifier, Violation
 
 
 def verify(directory: Path) -> int:
-    """Print every violation of a store's invariants, one a line with its key, then the rows of each family."""
+    """Print every violation of a store's invariants, one a line with its key, then the rows of each family.
+
+    Return the exit status. Raises StoreUnusableError if the store cannot be opened or is of an older version.
+    """
     store = RocksdbStore(directory, read_only=True)
     try:
         lost = store.lost_writes()
@@ -55,7 +58,10 @@ def _told(violations: Iterable[Violation]) -> int:
 
 
 def back_up(data_dir: Path, name: str) -> int:
-    """Make a backup of a store that no queue uses."""
+    """Make a backup of a store that no queue uses; return the exit status.
+
+    Raises StoreUnusableError if there is no such store or it is of an older version, and BackupError.
+    """
     if not (data_dir / "CURRENT").is_file():
         raise StoreUnusableError(f"there is no store in {data_dir}")
     # Looked at first: to open an older store for writing is to migrate it, and then the older program has no way back.

@@ -191,7 +191,10 @@ class Service:
         return bind(settings.listen, names, add, security_of(settings), settings.reflection)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
-        """Serve until `stop`; call `ready` with the port once requests are answered."""
+        """Serve until `stop`; call `ready` with the port once requests are answered.
+
+        Raises SystemExit(69) if the port cannot be had, and what ended a part of the service before `stop`.
+        """
         server = self.bind()
         loop = asyncio.create_task(self.committer.run(), name="committer")
         shelf = asyncio.create_task(self._shelf.run(), name="shelf")

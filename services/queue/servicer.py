@@ -100,7 +100,7 @@ class QueueServicer:
     async def Submit(
         self, requests: AsyncIterator[queue_pb2.SubmitRequest], context: Context
     ) -> AsyncIterator[queue_pb2.SubmitResponse]:
-        """Accept batches of requests, and ack them in order once they are durable."""
+        """Accept batches of requests, and ack them in order once they are durable. Raises BadInputError."""
         first = await anext(requests, None)
         if first is None:
             return
@@ -155,7 +155,7 @@ class QueueServicer:
     async def SubmitUnary(
         self, request: queue_pb2.SubmitUnaryRequest, context: Context
     ) -> queue_pb2.SubmitUnaryResponse:
-        """Accept all requests of one call, or none."""
+        """Accept all requests of one call, or none. Raises BadInputError for no request or too many."""
         if len(request.requests) > MAX_UNARY_REQUESTS:
             raise BadInputError(f"requests: {len(request.requests)} given; at most {MAX_UNARY_REQUESTS} are allowed")
         if not request.requests:

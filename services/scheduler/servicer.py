@@ -91,6 +91,7 @@ class SchedulerServicer:
         """Return the ledger, channels and workers as they are now, or what models are called, which all may know.
 
         Who waits for a model that nobody serves is told as metrics have it.
+        Raises NotAllowedError where a client's key asks for more than that.
         """
         del context
         if request.names_only:

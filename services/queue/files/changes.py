@@ -129,7 +129,7 @@ def create(
 
 
 def append(draft: Draft, request: pb.AppendFileRequest, sees: str | None = None) -> int:
-    """Add a part at the end, unless it is there; return the file's size."""
+    """Add a part at the end, unless it is there; return the file's size. Raises ClosedError and OffsetError."""
     file = draft.file(request.file_id, sees)
     size = len(request.data)
     if not file.uploading:

@@ -62,7 +62,7 @@ class FilesServicer:
             return pb.CreateFileResponse(file=await change)
 
     async def AppendFile(self, request: pb.AppendFileRequest, context: Context) -> pb.AppendFileResponse:
-        """Add a part."""
+        """Add a part. Raises BadInputError."""
         check_name("file_id", request.file_id)
         size = len(request.data)
         if not 1 <= size <= PART_BYTES:
@@ -85,7 +85,7 @@ class FilesServicer:
             )
 
     async def GetFile(self, request: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
-        """Describe a file."""
+        """Describe a file. Raises UnknownError."""
         check_name("file_id", request.file_id)
         async with _answered(context):
             file = await self._shelf.file(request.file_id, CALLER.get().sees)
@@ -110,7 +110,7 @@ class FilesServicer:
             return pb.DeleteFileResponse(deleted=await change)
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> pb.ReadFileResponse:
-        """Return content."""
+        """Return content. Raises BadInputError."""
         check_name("file_id", request.file_id)
         if request.offset > changes.MAX_FILE_BYTES:
             raise BadInputError(f"offset: {request.offset} is beyond the largest file ({changes.MAX_FILE_BYTES} bytes)")
@@ -132,7 +132,7 @@ class FilesServicer:
             return pb.PutRecordsResponse(revisions=await change)
 
     async def GetRecord(self, request: pb.GetRecordRequest, context: Context) -> pb.GetRecordResponse:
-        """Return a record."""
+        """Return a record. Raises UnknownError."""
         check_name("kind", request.kind)
         check_name("record_id", request.record_id)
         async with _answered(context):

@@ -212,7 +212,8 @@ class RocksdbStore:
     def damage(self) -> Iterator[tuple[str, bytes, str]]:
         """Read every row of every family, against its checksum; yield what cannot be read.
 
-        Each time the family, the last key before it, and what is wrong there and how far.
+        Each time the family, the last key before it, and what is wrong there and how far. Raises StoreError for what is
+        no damage: want of memory, or of files that may be open.
         """
         for family in FAMILIES:
             start: bytes | None = b""
@@ -348,7 +349,7 @@ class RocksdbStore:
             write_mark(path, number)
 
     def disk_free_bytes(self) -> int:
-        """Return the bytes an unprivileged process may still write."""
+        """Return the bytes an unprivileged process may still write. Raises StoreError."""
         try:
             return free_bytes(self._path)
         except OSError as error:

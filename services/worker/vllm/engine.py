@@ -299,7 +299,10 @@ class VllmEngine:
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
-        """Run a request."""
+        """Run a request.
+
+        Raises EngineDeadError, RequestRefusedError for what vLLM refuses, and whatever else ended this run alone.
+        """
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
@@ -352,7 +355,7 @@ class VllmEngine:
         self._pace.change(run_id, tokens)
 
     async def abort(self, run_id: str) -> None:
-        """Abort a run."""
+        """Abort a run. Raises EngineDeadError."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         try:

@@ -115,7 +115,10 @@ class MessageRun:
         self._choices: dict[int, _Choice] = {}
 
     def constrain(self, params: SamplingParams) -> None:
-        """Let the parser change what it needs: a grammar for calls that must be made, and its markers in the text."""
+        """Let the parser change what it needs: a grammar for calls that must be made, and its markers in the text.
+
+        Raises RequestRefusedError for what it cannot read.
+        """
         request, parser = self._request, self._made()
         if parser is None:
             return
