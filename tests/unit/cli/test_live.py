@@ -68,6 +68,13 @@ def test_rates_look_back_over_their_window_and_no_further() -> None:
     assert rates.take(reading(90, 220))["batch"].requests_per_s == 2.0
 
 
+def test_a_reading_as_old_as_the_window_is_the_last_that_rates_look_back_to() -> None:
+    rates = Rates(window_s=10)
+    for second, ended in ((0, 0), (5, 100), (14, 100)):
+        rates.take(reading(second, ended))
+    assert rates.take(reading(15, 200))["batch"].requests_per_s == 10.0
+
+
 def test_a_channel_that_is_new_has_a_rate() -> None:
     rates = Rates()
     rates.take(reading(0, 5, channel="old"))

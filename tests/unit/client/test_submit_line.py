@@ -86,6 +86,12 @@ async def submitted(client: penstock.Client, count: int, prefix: str = "p") -> l
     return await asyncio.gather(*(client.submit(prompt=f"{prefix} {number}") for number in range(count)))
 
 
+def the_line(client: penstock.Client) -> submit_line._Line:
+    """Return the stream of a client that has one."""
+    (line,) = client._lines._lines.values()
+    return line
+
+
 def prompts(queue: FakeQueue) -> dict[str, str]:
     return {request.request_id: request.text for request in queue.requests}
 
@@ -128,13 +134,25 @@ async def test_a_broken_stream_loses_and_repeats_nothing_and_the_next_submit_ope
     assert (len(queue.submit_streams), queue.unary_submits) == (2, asked)
 
 
-async def test_a_queue_that_is_away_is_waited_for(queue: Held) -> None:
+async def test_a_queue_that_is_away_is_waited_for(queue: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{free_port()}"
     async with serving(queue, address):
         client = penstock.Client(address, retry_for_s=20)
         await client.submit(prompt="before")
+    paused: set[asyncio.Task[Any] | None] = set()
+    pause = client._queue.pause
+
+    async def noted(pause_s: float) -> None:
+        paused.add(asyncio.current_task())
+        await pause(pause_s)
+
+    monkeypatch.setattr(client._queue, "pause", noted)
     waiting = asyncio.create_task(submitted(client, 10))
-    await asyncio.sleep(0.2)
+
+    async def asked_in_vain() -> bool:
+        return waiting.done() or len(paused) == 10
+
+    await wait_for_async(asked_in_vain, "each submit to be asked in vain")
     assert not waiting.done()
     async with serving(queue, address):
         names = await waiting
@@ -242,11 +260,19 @@ async def test_what_is_not_sent_when_its_caller_goes_away_stays_unsent(client: p
     await queue.came(1)
     # More than gRPC takes for a queue that does not read.
     large = [asyncio.create_task(client.submit(prompt=f"{number} {'x' * 900_000}")) for number in range(40)]
-    await asyncio.sleep(0.1)
-    large[-1].cancel()
-    await asyncio.wait([large[-1]])
+    line = the_line(client)
+
+    async def all_have_asked() -> bool:
+        return len(line._waiting) == 41
+
+    await wait_for_async(all_have_asked, "all to be in line")
+    # Not the last, which is acked only after whatever is sent before it.
+    *_, goes, last = large
+    assert [request.text.split()[0] for request in line._unsent.values()][-2:] == ["38", "39"]
+    goes.cancel()
+    await asyncio.wait([goes])
     queue.acks.set()
-    await asyncio.gather(first, *large[:-1])
+    await asyncio.gather(first, *large[:-2], last)
     assert len(queue.requests) == 40
 
 
@@ -257,7 +283,12 @@ async def test_an_idle_stream_is_closed_and_the_next_submit_opens_another(
     queue.acks.clear()
     waiting = asyncio.create_task(client.submit(prompt="slow"))
     await queue.came(1)
-    await asyncio.sleep(0.1)
+    line = the_line(client)
+
+    async def over() -> bool:
+        return line.over
+
+    await wait_for_async(over, "the stream to have been idle for long enough")
     queue.acks.set()
     assert (await waiting, queue.unary_submits) == ("r-0", 0), "one that waits still gets its ack"
 

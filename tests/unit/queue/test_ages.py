@@ -41,6 +41,7 @@ def test_a_clock_that_was_ahead_and_goes_back_leaves_nothing_that_has_not_been()
     right = ahead.begun(NOW_NS + 9 * DAY_NS, NOW_NS + HOUR_NS)
     assert right == Ages((Gap(NOW_NS, NOW_NS + HOUR_NS),))
     assert right.begun(NOW_NS + 2 * HOUR_NS, NOW_NS - HOUR_NS) == NO_GAPS
+    assert right.begun(NOW_NS + 2 * HOUR_NS, NOW_NS) == NO_GAPS, "a gap of no length is none"
 
 
 def test_of_many_gaps_the_oldest_become_one() -> None:

@@ -81,6 +81,19 @@ def test_what_does_not_fit_waits_for_its_grant(queue: Queue, other: RequestMeta)
     assert len(queue.machine._workers._offers) == 1, "the offer still stands"
 
 
+@pytest.mark.parametrize(
+    ("exactly", "bounds"),
+    [
+        (meta(prompt_bytes=100), {}),
+        (meta(max_tokens=4), {}),
+        (meta(prompt_bytes=0, prompt_tokens=8), {"most_prompt_bytes": 0, "most_prompt_tokens": 8}),
+    ],
+)
+def test_what_is_as_large_as_the_offer_fits(queue: Queue, exactly: RequestMeta, bounds: dict[str, int]) -> None:
+    queue.step(Withdraw(WORKER, "standing/1"), OFFER._replace(**bounds))  # type: ignore[arg-type]
+    assert delivered(submit(queue, exactly))
+
+
 def test_what_one_request_tells_bounds_nothing_of_one_that_does_not_tell_it(queue: Queue) -> None:
     queue.step(Withdraw(WORKER, "standing/1"), OFFER._replace(most_output_tokens=0, most_prompt_tokens=8))
     assert not delivered(submit(queue, meta(max_tokens=4, prompt_tokens=8)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.drains import MOST_REMEMBERED, Drains
+from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
@@ -100,6 +102,21 @@ def test_an_undo_outlives_as_many_streams_as_it_is_lost_with() -> None:
         epoch = made.open("a", shape(10))
         assert m.Undrain(epoch) in made.tell(m.WorkerDraining(epoch, "the worker is draining"))
         assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+
+
+def test_of_more_drains_than_are_remembered_the_one_asked_for_longest_ago_is_forgotten() -> None:
+    worker, drains = rig().worker("a"), Drains()
+
+    def named(name: str) -> Worker:
+        worker.worker_id = name
+        return worker
+
+    names = [f"w{number}" for number in range(MOST_REMEMBERED)]
+    for name in [*names, names[0]]:
+        drains.ask(named(name), undo=False)
+    assert all(drains.is_to_drain(named(name)) for name in names)
+    drains.ask(named("one more"), undo=False)
+    assert [name for name in [*names, "one more"] if not drains.is_to_drain(named(name))] == [names[1]]
 
 
 def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:

@@ -9,6 +9,7 @@ import pytest
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.estimate import rejection
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.hopeless import Hopeless
 from services.scheduler.core.sharing.share import Share
 from tests.support.modules import COMPILED
 from tests.support.scheduling import SECOND_NS, Rig, announced, shape
@@ -86,6 +87,17 @@ def test_the_first_to_serve_a_model_shows_who_is_too_large_for_it() -> None:
     (other,) = rig.announce("a", 80, model="other")
     rig.open("w1", shape(50), model="other")
     assert rejected(rig) == [other]
+
+
+def test_a_change_of_one_group_has_only_those_looked_at_that_it_could_have_run() -> None:
+    rig = rig_of(100)
+    rig.open("w1", shape(100), model="other")
+    hopeless = Hopeless(rig.machine.fleet)
+    hopeless.models_to_review()
+    rig.open("w1", shape(50), model="other")
+    assert hopeless.models_to_review() == {"", "other"}
+    rig.open("w1", shape(60), model="other")
+    assert hopeless.models_to_review() == set(), "it is larger"
 
 
 def test_one_that_parted_and_waits_again_is_looked_at_again() -> None:

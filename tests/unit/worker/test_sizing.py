@@ -47,6 +47,20 @@ def test_a_prompt_that_leaves_no_room_is_rejected_with_both_numbers(prompt: int)
     assert "256" in ending.message
 
 
+def test_a_prompt_that_leaves_room_for_one_token_runs() -> None:
+    assert size(SIZES, SIZES.max_model_len - 1, 100, 1) == Need(16, 1)
+
+
+@pytest.mark.parametrize(("prompt", "output", "n"), [(1, 16, 20), (80, 81, 2)])
+def test_what_fills_the_pool_to_its_last_block_runs_and_a_token_more_is_rejected(
+    prompt: int, output: int, n: int
+) -> None:
+    assert size(SIZES, prompt, output, n) == Need(SIZES.capacity_blocks, output)
+    larger = size(SIZES, prompt, output + 1, n)
+    assert isinstance(larger, Ending)
+    assert larger.code == "pool_too_small"
+
+
 def test_what_the_pool_can_never_hold_is_rejected_with_both_numbers() -> None:
     ending = size(SIZES, 100, 50, 3)
     assert isinstance(ending, Ending)
