@@ -15,8 +15,8 @@ from setuptools import setup
 COMPILED: dict[str, str] = {
     "services/core": "value",
     "services/rpc": "backoff encoding outbox streams",
-    "services/queue/core": """ages audit book effects entry lifecycle lines machine messages offers ordered quotas
-        records workers""",
+    "services/queue/core": """ages audit book change effects entry lifecycle lines machine messages offers ordered
+        quotas records workers""",
     "services/queue": "committer items letters outlet payloads rights speaker wire",
     "services/queue/files": "changes listing rows shelf",
     "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",

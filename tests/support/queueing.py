@@ -131,7 +131,6 @@ def working(queue: Queue, stream: int = 1, worker: str = "w") -> Queue:
 
 
 def dead_letter(queue: Queue) -> tuple[str, EndedRow]:
-    """Have a request die; return its name and the row of its result."""
     """Have a request die; return its name and what a shell reads of its result."""
     (name,) = queue.submit(meta(idempotency_key="k"))
     for _ in range(queue.rules.max_attempts):

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
-from services.core.value import Value
 from services.queue.core import records
+from services.queue.core.change import STOP_REASONS, Change, stop_failure
 from services.queue.core.effects import (
     Announce,
     ChannelsChanged,
+    Deliver,
     Effect,
     Ended,
     Gone,
     GoneReason,
     LeaseEnded,
     PutResult,
+    StopRun,
     WentBack,
     Write,
 )
@@ -33,26 +35,6 @@ from services.queue.core.quotas import Waiting
 
 ENGINE_DEAD: Final = "engine_dead"
 """Code of a worker's failure of all that its engine ran when it died: of one of these, or by itself."""
-
-
-class Change(Value):
-    """One input to one request, with what its action needs."""
-
-    def __init__(
-        self,
-        event: Input,
-        now_ns: int,
-        outcome: Outcome | None = None,
-        failure: Failure | None = None,
-        body: Any = None,
-        worker_id: str = "",
-        instance_id: str = "",
-        exhausted_by: Input | None = None,
-    ) -> None:
-        self.event, self.now_ns, self.outcome, self.failure, self.body = event, now_ns, outcome, failure, body
-        self.worker_id, self.instance_id = worker_id, instance_id
-        self.exhausted_by = exhausted_by
-        """Which of those that EXHAUST stands for."""
 
 
 class Book:
@@ -105,7 +87,7 @@ class Book:
             Action.END_STOPPED: self._end_stopped,
             Action.BURY: self._bury,
             Action.REVIVE: self._revive,
-            Action.ERASE: self._forget_letter,
+            Action.FORGET_LETTER: self._forget_letter,
             Action.KEEP: self._keep,
         }
         for entry in sorted(recovered.entries, key=_by_death):
@@ -186,8 +168,7 @@ class Book:
         """Store a new request and let it wait."""
         self.counters.seq += 1
         entry = Entry(self.counters.seq, meta.submitted(now_ns), State.ABSENT)
-        self._write(records.PAYLOADS, records.seq_key(entry.seq), payload)
-        self.apply(entry, Change(Input.SUBMIT, now_ns))
+        self.apply(entry, Change(Input.SUBMIT, now_ns, body=payload))
         return entry
 
     def apply(self, entry: Entry, change: Change) -> bool:
@@ -200,14 +181,20 @@ class Book:
         entry.state = state
         return True
 
+    def tell_stop(self, entry: Entry, stream: int) -> None:
+        """Tell the worker on `stream` of a request of its own that was stopped."""
+        assert entry.stop_outcome is not None, "one that is stopped has an outcome"
+        self.emit(StopRun(stream, self.lease_of(entry), STOP_REASONS[entry.stop_outcome]))
+
     def touch(self, channel: str) -> None:
         """Have the channel's line announced at the end of the step."""
         self._touched_lines.add(channel)
 
     # ---- actions ----
 
-    def _store(self, entry: Entry, _change: Change) -> None:
+    def _store(self, entry: Entry, change: Change) -> None:
         key = records.seq_key(entry.seq)
+        self._write(records.PAYLOADS, key, change.body)
         self._know(entry)
         self._write(records.REQUESTS, key, records.encode_meta(entry.meta))
         if entry.meta.idempotency_key:
@@ -217,15 +204,30 @@ class Book:
         self._wait(entry)
 
     def _lease(self, entry: Entry, change: Change) -> None:
+        to = change.to
+        assert to is not None, "a request is leased to somebody"
         self._leave_line(entry, GoneReason.CLAIMED)
         self.counters.fencing_token += 1
         entry.attempts += 1
         entry.fencing_token = self.counters.fencing_token
-        entry.worker_id = change.worker_id
-        entry.instance_id = change.instance_id
+        entry.worker_id = to.worker_id
+        entry.instance_id = to.instance_id
         entry.leased_ns = change.now_ns
         self._write(records.LEASES, records.seq_key(entry.seq), records.encode_lease(entry))
         self._enter_lease(entry, change.now_ns)
+        self.emit(
+            Deliver(
+                stream=to.stream,
+                seq=entry.seq,
+                lease=self.lease_of(entry),
+                watched=to.watched,
+                submitted_ns=entry.meta.submitted_ns,
+                leased_ns=change.now_ns,
+                meta=entry.meta,
+                grant=to.grant,
+                payload=to.payload,
+            )
+        )
 
     def _record(self, entry: Entry, change: Change) -> None:
         self._leave_lease(entry, change)
@@ -249,6 +251,8 @@ class Book:
     def _stop(self, entry: Entry, change: Change) -> None:
         entry.stop_outcome = change.outcome
         self._write(records.LEASES, records.seq_key(entry.seq), records.encode_lease(entry))
+        if change.stream is not None:
+            self.tell_stop(entry, change.stream)
 
     def _end(self, entry: Entry, change: Change) -> None:
         self._leave_line(entry, GoneReason.ENDED)
@@ -430,13 +434,6 @@ class Book:
                 entry = self.entries[seq]
                 last = entry.engine_died and entry.attempts >= self._last_from
                 self.emit(Announce(self.backlog_stream, entry.name, seq, entry.attempt + 1, entry.meta, last))
-
-
-def stop_failure(outcome: Outcome | None) -> Failure:
-    """Return the error of a request that was stopped with `outcome`."""
-    if outcome is Outcome.EXPIRED:
-        return Failure("deadline_exceeded", "the request's deadline passed before it was answered", "deadline_unix_ns")
-    return Failure("cancelled", "the client cancelled the request")
 
 
 def _by_death(entry: Entry) -> tuple[int, int]:

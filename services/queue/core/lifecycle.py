@@ -1,4 +1,7 @@
-"""The life of a request as a table: (state, input) -> (next state, action). A pair that is absent is refused."""
+"""The life of a request as a table: (state, input) -> (next state, action). A pair that is absent is refused.
+
+It ends with DONE: what is left then is a result, a row of the store, which is deleted as one.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class State(Enum):
     __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
     ABSENT = "absent"
-    """Not in the store: never submitted, or deleted after its end."""
+    """Not in the store: never submitted, or a dead letter that was deleted."""
     READY = "ready"
     """Waits in its channel's line."""
     LEASED = "leased"
@@ -29,7 +32,7 @@ class State(Enum):
     STOPPING = "stopping"
     """Leased, and asked to stop: by its client or by its deadline."""
     DONE = "done"
-    """Ended, with a result."""
+    """Ended: no longer here, but for its result."""
     DEAD = "dead"
     """Every attempt failed; kept as a dead letter."""
 
@@ -60,7 +63,7 @@ class Input(Enum):
     REQUEUE = "requeue"
     """An operator revives a dead letter."""
     DELETE = "delete"
-    """The result was read and deleted, or its time to live is over."""
+    """A dead letter's result is deleted, by who has read it or because its time to live is over."""
 
 
 class Action(Enum):
@@ -79,7 +82,7 @@ class Action(Enum):
     RETURN = "return"
     """Drop the lease and return to the front of the line; the attempt does not count."""
     STOP = "stop"
-    """Remember why and tell the worker to stop."""
+    """Remember why and tell the worker to stop, if it is connected."""
     END = "end"
     """Leave the line with a result that says why."""
     END_STOPPED = "end_stopped"
@@ -88,8 +91,8 @@ class Action(Enum):
     """Drop the lease, write the outcome DEAD and keep the request as a dead letter."""
     REVIVE = "revive"
     """Remove the dead letter's result and log entry and return to the line with fresh attempts."""
-    ERASE = "erase"
-    """Remove the result, its log entry and the idempotency key."""
+    FORGET_LETTER = "forget_letter"
+    """Remove the request and its place among the dead letters; the result goes as every other one does."""
     KEEP = "keep"
     """Nothing changes: it is already being stopped."""
 
@@ -116,9 +119,8 @@ TABLE: dict[tuple[State, Input], tuple[State, Action]] = {
     (State.STOPPING, Input.GIVE_BACK): (State.DONE, Action.END_STOPPED),
     (State.STOPPING, Input.CANCEL): (State.STOPPING, Action.KEEP),
     (State.STOPPING, Input.DEADLINE): (State.STOPPING, Action.KEEP),
-    (State.DONE, Input.DELETE): (State.ABSENT, Action.ERASE),
     (State.DEAD, Input.REQUEUE): (State.READY, Action.REVIVE),
-    (State.DEAD, Input.DELETE): (State.ABSENT, Action.ERASE),
+    (State.DEAD, Input.DELETE): (State.ABSENT, Action.FORGET_LETTER),
 }
 
 

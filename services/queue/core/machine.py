@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from services.queue.core import records
 from services.queue.core.audit import Audit
-from services.queue.core.book import Book, Change, stop_failure
+from services.queue.core.book import Book
+from services.queue.core.change import Change, stop_failure
 from services.queue.core.effects import (
     Accepted,
     AuditFailed,
@@ -231,13 +232,8 @@ class Machine:
         return entry if entry is None or sees is None or entry.meta.tenant == sees else None
 
     def _stop(self, entry: Entry, event: Input, outcome: Outcome, now_ns: int) -> bool:
-        was = entry.state
-        change = Change(event, now_ns, outcome=outcome, failure=stop_failure(outcome))
-        if not self.book.apply(entry, change):
-            return False
-        if was is State.LEASED:
-            self._workers.tell_stop(entry)
-        return True
+        stream = self._workers.stream_of(entry)
+        return self.book.apply(entry, Change(event, now_ns, outcome, stop_failure(outcome), stream=stream))
 
     def _delete(self, message: Delete, now_ns: int) -> None:
         deleted = 0

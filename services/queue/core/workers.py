@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from services.queue.core.book import Book, Change, stop_failure
+from services.queue.core.book import Book
+from services.queue.core.change import Change, Lessee, stop_failure
 from services.queue.core.effects import (
-    Deliver,
     EndStream,
     NameTaken,
     Recorded,
@@ -41,8 +41,6 @@ ends each worker, breaks each stream or takes down each host must not go on for 
 cut does not meet the same request so often."""
 
 HANDED_BACK: Final = Failure("handed_back", f"handed back by its worker; {MOST_UNCOUNTED} attempts had not counted yet")
-
-STOP_REASONS = {Outcome.CANCELLED: StopReason.CLIENT, Outcome.EXPIRED: StopReason.DEADLINE}
 
 
 class Rules(NamedTuple):
@@ -123,7 +121,8 @@ class Workers:
                 continue
             adopted.add(entry.seq)
             self._book.renew(entry.seq, now_ns)
-            self.tell_stop(entry)
+            if entry.state is State.STOPPING:
+                self._book.tell_stop(entry, message.stream)
             self._tell_watched(entry, self._is_watched(entry))
         return adopted
 
@@ -148,11 +147,7 @@ class Workers:
         if entry is None or reason is not None:
             self._book.emit(Refused(message.stream, message.request_id, reason or RefusedReason.UNKNOWN))
             return
-        self._lease(worker, entry, now_ns)
-        lease = self._book.lease_of(entry)
-        watched = self._is_watched(entry)
-        submitted_ns = entry.meta.submitted_ns
-        self._book.emit(Deliver(message.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta))
+        self._lease(message.stream, entry, now_ns)
 
     def _still_wanted(self, request_id: str, now_ns: int) -> Entry | None:
         """Return a request that lives, having ended it if its deadline has passed while it waited."""
@@ -163,9 +158,11 @@ class Workers:
             return None
         return entry
 
-    def _lease(self, worker: Worker, entry: Entry, now_ns: int) -> None:
-        change = Change(Input.CLAIM, now_ns, worker_id=worker.worker_id, instance_id=worker.instance_id)
-        self._book.apply(entry, change)
+    def _lease(self, stream: int, entry: Entry, now_ns: int, grant: str = "", payload: bytes | None = None) -> None:
+        """Lease a waiting request to the worker on `stream`, which must have one."""
+        worker = self._by_stream[stream]
+        to = Lessee(worker.worker_id, worker.instance_id, stream, self._is_watched(entry), grant, payload)
+        self._book.apply(entry, Change(Input.CLAIM, now_ns, to=to))
 
     def offer(self, message: Offer, _now_ns: int) -> None:
         """Keep a worker's offer for a request that is yet to come."""
@@ -189,13 +186,7 @@ class Workers:
         offer = self._offers.take(entry.meta, lambda stream: self._has_room(self._by_stream[stream]))
         if offer is None:
             return
-        self._lease(self._by_stream[offer.stream], entry, now_ns)
-        lease = self._book.lease_of(entry)
-        watched = self._is_watched(entry)
-        submitted_ns = entry.meta.submitted_ns
-        self._book.emit(
-            Deliver(offer.stream, entry.seq, lease, watched, submitted_ns, now_ns, entry.meta, offer.grant, payload)
-        )
+        self._lease(offer.stream, entry, now_ns, offer.grant, payload)
 
     def _has_room(self, worker: Worker) -> bool:
         return len(self._book.holdings.get(worker.worker_id, ())) < self._rules.max_inflight
@@ -283,18 +274,16 @@ class Workers:
         along all that run there, whatever they ran, and one that was to stop had nobody to hand its runs back to.
         """
         lease = self._book.lease_of(entry)
-        worker = self._workers.get(entry.worker_id)
-        if worker is not None and worker.stream is not None:
-            self._book.emit(StopRun(worker.stream, lease, StopReason.LEASE_LOST))
-        miss = self._return if worker is None else self._lose
+        stream = self.stream_of(entry)
+        if stream is not None:
+            self._book.emit(StopRun(stream, lease, StopReason.LEASE_LOST))
+        miss = self._lose if entry.worker_id in self._workers else self._return
         miss(entry, Input.LEASE_EXPIRED, Failure(Input.LEASE_EXPIRED.value, "the lease expired"), now_ns)
 
-    def tell_stop(self, entry: Entry) -> None:
-        """Tell the worker of a stopping request, if it is connected."""
+    def stream_of(self, entry: Entry) -> int | None:
+        """Return the stream of the worker that had the request last, None if it has none, or there is no such."""
         worker = self._workers.get(entry.worker_id)
-        if worker is not None and worker.stream is not None and entry.stop_outcome is not None:
-            reason = STOP_REASONS[entry.stop_outcome]
-            self._book.emit(StopRun(worker.stream, self._book.lease_of(entry), reason))
+        return None if worker is None else worker.stream
 
     def watch_tokens(self, message: WatchTokens, _now_ns: int) -> None:
         """Note who watches tokens, and tell the workers concerned."""
@@ -314,9 +303,9 @@ class Workers:
     def _tell_watched(self, entry: Entry, on: bool) -> None:
         """Tell the worker; also when someone watches already: the new watcher needs everything from the start."""
         watched = self._is_watched(entry)
-        worker = self._workers.get(entry.worker_id)
-        if watched is on and worker is not None and worker.stream is not None:
-            self._book.emit(TokensWatched(worker.stream, entry.name, watched))
+        stream = self.stream_of(entry)
+        if watched is on and stream is not None:
+            self._book.emit(TokensWatched(stream, entry.name, watched))
 
 
 def _is_late(entry: Entry, now_ns: int) -> bool:
