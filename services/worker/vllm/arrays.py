@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.worker.vllm.schemas import PLAIN, REFERENCES, refused
+from services.worker.vllm.schemas import PLAIN, REFERENCES, objects, refused
 
 ITEMS_PER_TOKEN = 8
 """More than are in a token of any vocabulary, but for those made of nothing else."""
@@ -57,16 +57,7 @@ def _check_total(items: int) -> None:
 
 def _items(values: Sequence[Any]) -> int:
     """Return the sum of all sizes anywhere in `values`; one that is beyond all bounds counts as just that."""
-    items = 0
-    left = list(values)
-    while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += node
-        elif isinstance(node, dict):
-            items += sum(int(min(size, MOST_ITEMS_IN_ALL + 1)) for size in _sizes(node))
-            left += node.values()
-    return items
+    return sum(int(min(size, MOST_ITEMS_IN_ALL + 1)) for node in objects(list(values)) for size in _sizes(node))
 
 
 def _bound(schema: Any, most: int, longest: int) -> tuple[bool, int]:
@@ -123,18 +114,12 @@ def _hidden(values: list[Any], most: int, reference: str) -> int:
     They are not bounded: for everybody else they are values.
     """
     items = 0
-    left = list(values)
-    while left:
-        node = left.pop()
-        if isinstance(node, list):
-            left += node
-        elif isinstance(node, dict):
-            found = _sizes(node)
-            if any(size > most for size in found):
-                text = f"a value of the schema has an array of {max(found)} items; to it {reference[:99]!r} may lead"
-                raise refused(text)
-            items += int(sum(found))
-            left += node.values()
+    for node in objects(values):
+        found = _sizes(node)
+        if any(size > most for size in found):
+            text = f"a value of the schema has an array of {max(found)} items; to it {reference[:99]!r} may lead"
+            raise refused(text)
+        items += int(sum(found))
     return items
 
 
