@@ -61,63 +61,70 @@ class Input(Enum):
 
 
 class Action(Enum):
-    """What the session does on a transition."""
+    """What the session does on a transition, one after the other."""
 
     __hash__ = object.__hash__  # as good for singletons as Enum's own, which is a call into Python at every look-up
 
-    NOTHING = "nothing"
     SEND_CLAIM = "send-claim"
     SEND_OFFER = "send-offer"
     SEND_WITHDRAW = "send-withdraw"
     TOKENIZE = "tokenize"
+    DROP_PROMPT = "drop-prompt"
+    """The prompt may still wait to be rendered."""
     START = "start"
     ABORT = "abort"
     RELEASE = "release"
-    RELEASE_AND_COMPLETE = "release-and-complete"
-    RELEASE_AND_GIVE_BACK = "release-and-give-back"
+    """Send the credits home."""
+    COMPLETE = "complete"
+    """Tell the queue how the attempt ended."""
+    GIVE_BACK = "give-back"
+    """Hand the lease back."""
     FORGET = "forget"
+    """Let go of the lease, and claim what there is room for."""
+    CLAIM_MORE = "claim-more"
+    """Claim what there is room for."""
 
 
-TABLE: Final[dict[tuple[State, Input], tuple[State, Action]]] = {
-    (State.GRANTED, Input.CLAIM): (State.CLAIMING, Action.SEND_CLAIM),
-    (State.GRANTED, Input.RECALL): (State.GONE, Action.RELEASE),
-    (State.GRANTED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
-    (State.GRANTED, Input.OFFER): (State.OFFERED, Action.SEND_OFFER),
-    (State.OFFERED, Input.RECALL): (State.WITHDRAWING, Action.SEND_WITHDRAW),
-    (State.OFFERED, Input.UNCLAIM): (State.GONE, Action.RELEASE),
-    (State.OFFERED, Input.REFUSE): (State.GONE, Action.RELEASE),
-    (State.OFFERED, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
-    (State.WITHDRAWING, Input.RECALL): (State.WITHDRAWING, Action.NOTHING),
-    (State.WITHDRAWING, Input.UNCLAIM): (State.GONE, Action.RELEASE),
-    (State.WITHDRAWING, Input.REFUSE): (State.GONE, Action.RELEASE),
-    (State.WITHDRAWING, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
+TABLE: Final[dict[tuple[State, Input], tuple[State, tuple[Action, ...]]]] = {
+    (State.GRANTED, Input.CLAIM): (State.CLAIMING, (Action.SEND_CLAIM,)),
+    (State.GRANTED, Input.RECALL): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.GRANTED, Input.UNCLAIM): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.GRANTED, Input.OFFER): (State.OFFERED, (Action.SEND_OFFER,)),
+    (State.OFFERED, Input.RECALL): (State.WITHDRAWING, (Action.SEND_WITHDRAW,)),
+    (State.OFFERED, Input.UNCLAIM): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.OFFERED, Input.REFUSE): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.OFFERED, Input.DELIVER): (State.TOKENIZING, (Action.TOKENIZE,)),
+    (State.WITHDRAWING, Input.RECALL): (State.WITHDRAWING, ()),
+    (State.WITHDRAWING, Input.UNCLAIM): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.WITHDRAWING, Input.REFUSE): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.WITHDRAWING, Input.DELIVER): (State.TOKENIZING, (Action.TOKENIZE,)),
     # Too late to recall: the claim's answer decides.
-    (State.CLAIMING, Input.RECALL): (State.CLAIMING, Action.NOTHING),
-    (State.CLAIMING, Input.UNCLAIM): (State.GONE, Action.RELEASE),
-    (State.CLAIMING, Input.REFUSE): (State.GONE, Action.RELEASE),
-    (State.CLAIMING, Input.DELIVER): (State.TOKENIZING, Action.TOKENIZE),
-    (State.TOKENIZING, Input.FIT): (State.RUNNING, Action.START),
-    (State.TOKENIZING, Input.END): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
-    (State.TOKENIZING, Input.CANCEL): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
-    (State.TOKENIZING, Input.LOSE): (State.GONE, Action.RELEASE),
-    (State.TOKENIZING, Input.HAND_BACK): (State.GONE, Action.RELEASE_AND_GIVE_BACK),
-    (State.RUNNING, Input.END): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
-    (State.RUNNING, Input.CANCEL): (State.CANCELLING, Action.ABORT),
-    (State.RUNNING, Input.LOSE): (State.DROPPING, Action.ABORT),
-    (State.RUNNING, Input.HAND_BACK): (State.HANDING_BACK, Action.ABORT),
+    (State.CLAIMING, Input.RECALL): (State.CLAIMING, ()),
+    (State.CLAIMING, Input.UNCLAIM): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.CLAIMING, Input.REFUSE): (State.GONE, (Action.RELEASE, Action.CLAIM_MORE)),
+    (State.CLAIMING, Input.DELIVER): (State.TOKENIZING, (Action.TOKENIZE,)),
+    (State.TOKENIZING, Input.FIT): (State.RUNNING, (Action.START,)),
+    (State.TOKENIZING, Input.END): (State.FINISHING, (Action.RELEASE, Action.COMPLETE)),
+    (State.TOKENIZING, Input.CANCEL): (State.FINISHING, (Action.DROP_PROMPT, Action.RELEASE, Action.COMPLETE)),
+    (State.TOKENIZING, Input.LOSE): (State.GONE, (Action.DROP_PROMPT, Action.RELEASE, Action.FORGET)),
+    (State.TOKENIZING, Input.HAND_BACK): (
+        State.GONE,
+        (Action.DROP_PROMPT, Action.RELEASE, Action.GIVE_BACK, Action.FORGET),
+    ),
+    (State.RUNNING, Input.END): (State.FINISHING, (Action.RELEASE, Action.COMPLETE)),
+    (State.RUNNING, Input.CANCEL): (State.CANCELLING, (Action.ABORT,)),
+    (State.RUNNING, Input.LOSE): (State.DROPPING, (Action.ABORT,)),
+    (State.RUNNING, Input.HAND_BACK): (State.HANDING_BACK, (Action.ABORT,)),
     # The abort is on its way already; only what the queue will hear changes.
-    (State.CANCELLING, Input.LOSE): (State.DROPPING, Action.NOTHING),
-    (State.HANDING_BACK, Input.LOSE): (State.DROPPING, Action.NOTHING),
-    (State.HANDING_BACK, Input.CANCEL): (State.CANCELLING, Action.NOTHING),
-    (State.CANCELLING, Input.ABORTED): (State.FINISHING, Action.RELEASE_AND_COMPLETE),
-    (State.DROPPING, Input.ABORTED): (State.GONE, Action.RELEASE),
-    (State.HANDING_BACK, Input.ABORTED): (State.GONE, Action.RELEASE_AND_GIVE_BACK),
-    (State.FINISHING, Input.RECORD): (State.GONE, Action.FORGET),
-    (State.FINISHING, Input.LOSE): (State.GONE, Action.FORGET),
+    (State.CANCELLING, Input.LOSE): (State.DROPPING, ()),
+    (State.HANDING_BACK, Input.LOSE): (State.DROPPING, ()),
+    (State.HANDING_BACK, Input.CANCEL): (State.CANCELLING, ()),
+    (State.CANCELLING, Input.ABORTED): (State.FINISHING, (Action.RELEASE, Action.COMPLETE)),
+    (State.DROPPING, Input.ABORTED): (State.GONE, (Action.RELEASE, Action.FORGET)),
+    (State.HANDING_BACK, Input.ABORTED): (State.GONE, (Action.RELEASE, Action.GIVE_BACK, Action.FORGET)),
+    (State.FINISHING, Input.RECORD): (State.GONE, (Action.FORGET,)),
+    (State.FINISHING, Input.LOSE): (State.GONE, (Action.FORGET,)),
 }
-
-UNRENDERED: Final = frozenset({Input.CANCEL, Input.LOSE, Input.HAND_BACK})
-"""What ends a tokenizing request whose prompt may still wait to be rendered."""
 
 ON_OFFER: Final = frozenset({State.OFFERED, State.WITHDRAWING})
 """States of a standing grant that the queue knows of."""

@@ -7,7 +7,7 @@ from typing import Any
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
-from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, TABLE, UNRENDERED, Action, Input, State
+from services.worker.core.lifecycle import IN_ENGINE, ON_OFFER, TABLE, Action, Input, State
 from services.worker.core.messages import Cause, Ending
 from services.worker.core.peers import Peers
 from services.worker.core.token_news import TokenNews
@@ -67,14 +67,14 @@ class Reservations:
         elif self.open:
             self.claim_what_fits(now_ns)
         else:
-            self.leave(entry, Input.UNCLAIM, Cause.UNCLAIMED, now_ns)
+            self.move(entry, Input.UNCLAIM, now_ns, Cause.UNCLAIMED)
 
     def _offer(self, entry: Entry, now_ns: int) -> None:
         """Offer a standing grant, or return it: it keeps nobody waiting."""
         if self.open and self._peers.takes_offers:
             self.move(entry, Input.OFFER, now_ns)
         else:
-            self.leave(entry, Input.UNCLAIM, Cause.RECALLED, now_ns)
+            self.move(entry, Input.UNCLAIM, now_ns, Cause.RECALLED)
 
     def meet(self, entry: Entry, request_id: str, announced: Any) -> None:
         """Give the reservation of a standing grant to the request that it has met."""
@@ -91,7 +91,7 @@ class Reservations:
         if entry is None:
             self._counters.ignored += 1
         else:
-            self.leave(entry, Input.RECALL, Cause.RECALLED, now_ns)
+            self.move(entry, Input.RECALL, now_ns, Cause.RECALLED)
 
     def close(self, now_ns: int) -> None:
         """Take nothing new, and return what has not been claimed."""
@@ -102,7 +102,7 @@ class Reservations:
     def withdraw(self, now_ns: int) -> None:
         """Want all standing grants back."""
         for entry in self.on_offer():
-            self.leave(entry, Input.RECALL, Cause.RECALLED, now_ns)
+            self.move(entry, Input.RECALL, now_ns, Cause.RECALLED)
 
     def on_offer(self) -> list[Entry]:
         """Return the standing grants."""
@@ -111,7 +111,7 @@ class Reservations:
     def return_unclaimed(self, entries: list[Entry], now_ns: int) -> None:
         """Return grants to the scheduler; their requests still wait."""
         for entry in entries:
-            self.leave(entry, Input.UNCLAIM, Cause.UNCLAIMED, now_ns)
+            self.move(entry, Input.UNCLAIM, now_ns, Cause.UNCLAIMED)
 
     def claim_what_fits(self, now_ns: int) -> None:
         """Claim waiting grants, oldest first, as far as the queue allows leases."""
@@ -128,33 +128,52 @@ class Reservations:
         """Return the leased entries in one of `states`."""
         return [entry for entry in self.by_run.values() if entry.state in states]
 
-    def leave(self, entry: Entry, what: Input, cause: Cause, now_ns: int, ending: Ending | None = None) -> None:
-        """Move `entry`; if the table lists it, `cause` and `ending` are what the peers will hear."""
-        if (entry.state, what) in TABLE:
-            entry.cause = cause
-            entry.ending = ending if ending is not None else entry.ending
-        self.move(entry, what, now_ns)
+    def move(
+        self, entry: Entry, what: Input, now_ns: int, cause: Cause | None = None, ending: Ending | None = None
+    ) -> None:
+        """Apply one line of the lifecycle table; what it does not list changes nothing and is counted.
 
-    def move(self, entry: Entry, what: Input, now_ns: int) -> None:
-        """Apply one line of the lifecycle table; what it does not list changes nothing and is counted."""
+        `cause` and `ending` are what the peers will hear, if they are given.
+        """
         line = TABLE.get((entry.state, what))
         if line is None:
             self._counters.ignored += 1
             return
-        before, after, action = entry.state, line[0], line[1]
+        before, after = entry.state, line[0]
         entry.state = after
-        was_in_engine = before in IN_ENGINE
-        self.in_engine += (after in IN_ENGINE) - was_in_engine
+        if cause is not None:
+            entry.cause = cause
+        if ending is not None:
+            entry.ending = ending
+        self._moved(entry, before, after)
+        for action in line[1]:
+            self._act(entry, action, now_ns)
+        if before in IN_ENGINE and not self.in_engine:
+            self._view.emptied(now_ns)
+
+    def _moved(self, entry: Entry, before: State, after: State) -> None:
+        """Keep what follows from the states of all."""
+        self.in_engine += (after in IN_ENGINE) - (before in IN_ENGINE)
         self.claiming += (after is State.CLAIMING) - (before is State.CLAIMING)
         if before is State.GRANTED:
             del self.unclaimed[entry.request_id]
-        elif before is State.TOKENIZING and what in UNRENDERED:
-            self._out.append(m.DropPrompt(entry.run_id))
-        self._act(entry, action, now_ns)
-        if was_in_engine and not self.in_engine:
-            self._view.emptied(now_ns)
 
     def _act(self, entry: Entry, action: Action, now_ns: int) -> None:
+        if action is Action.RELEASE:
+            self._release(entry, now_ns)
+        elif action is Action.COMPLETE:
+            self._complete(entry)
+        elif action is Action.GIVE_BACK:
+            self.give_back(entry.the_lease, "not run")
+        elif action is Action.FORGET:
+            self._forget(entry, now_ns)
+        elif action is Action.CLAIM_MORE:
+            self.claim_what_fits(now_ns)
+        else:
+            self._say(entry, action)
+
+    def _say(self, entry: Entry, action: Action) -> None:
+        """Do an action that changes nothing here."""
         if action is Action.SEND_CLAIM:
             self._out.append(m.SendClaim(entry.request_id))
         elif action is Action.SEND_OFFER:
@@ -164,17 +183,15 @@ class Reservations:
             self._out.append(m.SendWithdraw(entry.request_id))
         elif action is Action.TOKENIZE:
             self._out.append(m.Tokenize(entry.run_id))
+        elif action is Action.DROP_PROMPT:
+            self._out.append(m.DropPrompt(entry.run_id))
         elif action is Action.START:
             self._out.append(
                 m.StartEngine(entry.run_id, entry.max_tokens, entry.held_blocks, entry.tell_at_tokens, entry.guaranteed)
             )
-        elif action is Action.ABORT:
+        else:
+            assert action is Action.ABORT, action
             self._out.append(m.AbortEngine(entry.run_id))
-        elif action is Action.FORGET:
-            self._forget(entry, now_ns)
-        elif action is not Action.NOTHING:
-            self._release(entry, now_ns)
-            self._answer(entry, action, now_ns)
 
     def _release(self, entry: Entry, now_ns: int) -> None:
         """Send the credits home, once; the first thing done when an attempt ends."""
@@ -187,23 +204,16 @@ class Reservations:
         else:
             self.grant(successor, now_ns)
 
-    def _answer(self, entry: Entry, action: Action, now_ns: int) -> None:
-        """Tell the queue how the lease ended, if there is one and it is still wanted."""
-        if entry.lease is None:
-            self.claim_what_fits(now_ns)
-        elif action is Action.RELEASE_AND_COMPLETE:
-            run_id = entry.run_id
-            self.token_news.drop(run_id)
-            if self._peers.queue_up:
-                if entry.watched:
-                    self._out.append(m.SendTokens(run_id))
-                self._out.append(m.SendComplete(run_id, entry.the_ending, entry.credits()))
-            else:
-                self._out.append(m.KeepComplete(run_id, entry.the_ending, entry.credits()))
+    def _complete(self, entry: Entry) -> None:
+        """Tell the queue how the attempt ended, or keep it until that is there."""
+        run_id = entry.run_id
+        self.token_news.drop(run_id)
+        if self._peers.queue_up:
+            if entry.watched:
+                self._out.append(m.SendTokens(run_id))
+            self._out.append(m.SendComplete(run_id, entry.the_ending, entry.credits()))
         else:
-            if action is Action.RELEASE_AND_GIVE_BACK:
-                self.give_back(entry.lease, "not run")
-            self._forget(entry, now_ns)
+            self._out.append(m.KeepComplete(run_id, entry.the_ending, entry.credits()))
 
     def give_back(self, lease: m.Lease, reason: str) -> None:
         """Hand a lease back."""

@@ -189,7 +189,7 @@ class Session:
         unanswered = [e for e in self._held.by_request.values() if e.state is State.CLAIMING]
         self._held.return_unclaimed(unanswered, now_ns)
         for entry in self._held.on_offer():
-            self._held.leave(entry, Input.UNCLAIM, Cause.RECALLED, now_ns)
+            self._held.move(entry, Input.UNCLAIM, now_ns, Cause.RECALLED)
 
     def _delivered(self, message: m.Delivered, now_ns: int) -> None:
         entry = self._entry_for(message, now_ns)
@@ -205,7 +205,7 @@ class Session:
         self._held.by_run[run_id] = entry
         self._held.move(entry, Input.DELIVER, now_ns)
         if self._stopping:
-            self._held.leave(entry, Input.HAND_BACK, Cause.LEASE_LOST, now_ns)
+            self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
         elif message.watched:
             self._watch(run_id, entry, True)
 
@@ -220,7 +220,7 @@ class Session:
             return None
         if request_id in self._held.by_request:
             # The ledger has one booking per request, and an earlier run has not let go of its own.
-            self._held.leave(entry, Input.REFUSE, Cause.RECALLED, now_ns)
+            self._held.move(entry, Input.REFUSE, now_ns, Cause.RECALLED)
             return None
         self._held.meet(entry, request_id, message.met.announced)
         return entry
@@ -231,11 +231,11 @@ class Session:
             self.counters.ignored += 1
             return
         if entry.state in ON_OFFER:
-            self._held.leave(entry, Input.REFUSE, Cause.RECALLED, now_ns)
+            self._held.move(entry, Input.REFUSE, now_ns, Cause.RECALLED)
             return
         self.counters.refused_claims += 1
         cause = Cause.UNCLAIMED if message.still_waits else Cause.CLAIM_REFUSED
-        self._held.leave(entry, Input.REFUSE, cause, now_ns)
+        self._held.move(entry, Input.REFUSE, now_ns, cause)
 
     def _cancel_run(self, message: m.CancelRun, now_ns: int) -> None:
         entry = self._held.by_run.get(message.lease.run_id)
@@ -243,10 +243,10 @@ class Session:
             self.counters.ignored += 1
         elif message.cause is m.CancelCause.LEASE_LOST:
             self.counters.leases_lost += 1
-            self._held.leave(entry, Input.LOSE, Cause.LEASE_LOST, now_ns)
+            self._held.move(entry, Input.LOSE, now_ns, Cause.LEASE_LOST)
         else:
             ending = EXPIRED if message.cause is m.CancelCause.DEADLINE else CANCELLED
-            self._held.leave(entry, Input.CANCEL, CAUSE_OF[ending.kind], now_ns, ending)
+            self._held.move(entry, Input.CANCEL, now_ns, CAUSE_OF[ending.kind], ending)
 
     def _recorded(self, message: m.Recorded, now_ns: int) -> None:
         entry = self._held.by_run.get(message.lease.run_id)
@@ -281,7 +281,7 @@ class Session:
             return
         need = size(self._sizes, message.prompt_tokens, entry.max_tokens, entry.completions)
         if isinstance(need, Ending):
-            self._held.leave(entry, Input.END, Cause.REJECTED, now_ns, need)
+            self._held.move(entry, Input.END, now_ns, Cause.REJECTED, need)
             return
         if need.blocks > entry.held_blocks and not entry.follows_output:
             self._over_booking(entry, need.blocks, now_ns)
@@ -320,12 +320,12 @@ class Session:
         if entry.request_id in self._over_need:
             text = f"the request needs {blocks} blocks, {entry.held_blocks} were booked, twice"
             ending = Ending(EndingKind.FAILED, "booking_too_small", text)
-            self._held.leave(entry, Input.END, Cause.FAILED, now_ns, ending)
+            self._held.move(entry, Input.END, now_ns, Cause.FAILED, ending)
             return
         self._over_need[entry.request_id] = None
         if len(self._over_need) > OVER_NEED_MEMORY:
             del self._over_need[next(iter(self._over_need))]
-        self._held.leave(entry, Input.HAND_BACK, Cause.LEASE_LOST, now_ns)
+        self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
 
     def _tokenize_failed(self, message: m.TokenizeFailed, now_ns: int) -> None:
         entry = self._held.by_run.get(message.run_id)
@@ -334,7 +334,7 @@ class Session:
             return
         kind = EndingKind.REJECTED if message.rejected else EndingKind.FAILED
         ending = Ending(kind, message.code, message.message, message.param)
-        self._held.leave(entry, Input.END, CAUSE_OF[kind], now_ns, ending)
+        self._held.move(entry, Input.END, now_ns, CAUSE_OF[kind], ending)
 
     def _tokenizer_died(self, message: m.TokenizerDied, now_ns: int) -> None:
         """Hand everything back: the engine lives, so no attempt has failed."""
@@ -357,7 +357,7 @@ class Session:
         if not message.step_follows:
             self.view.freed_outside_step()
             self.auditor.moved()
-        self._held.leave(entry, Input.END, Cause.COMPLETED, now_ns, Ending(EndingKind.COMPLETED))
+        self._held.move(entry, Input.END, now_ns, Cause.COMPLETED, Ending(EndingKind.COMPLETED))
 
     def _engine_failed(self, message: m.EngineFailed, now_ns: int) -> None:
         entry = self._running(message.run_id)
@@ -366,7 +366,7 @@ class Session:
         entry.output_tokens = message.output_tokens
         kind = EndingKind.REJECTED if message.rejected else EndingKind.FAILED
         ending = Ending(kind, message.code, message.message, message.param)
-        self._held.leave(entry, Input.END, CAUSE_OF[kind], now_ns, ending)
+        self._held.move(entry, Input.END, now_ns, CAUSE_OF[kind], ending)
 
     def _running(self, run_id: str) -> Entry | None:
         """Return the running entry; None if an abort is under way, for its own answer releases the blocks."""
@@ -400,9 +400,9 @@ class Session:
         ending = Ending(EndingKind.FAILED, "engine_dead", message.reason)
         for entry in list(self._held.by_run.values()):
             if entry.state is State.TOKENIZING:
-                self._held.leave(entry, Input.HAND_BACK, Cause.LEASE_LOST, now_ns)
+                self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
             elif entry.state is State.RUNNING:
-                self._held.leave(entry, Input.END, Cause.FAILED, now_ns, ending)
+                self._held.move(entry, Input.END, now_ns, Cause.FAILED, ending)
             elif entry.state in IN_ENGINE:
                 self._held.move(entry, Input.ABORTED, now_ns)
 
@@ -420,7 +420,7 @@ class Session:
 
     def _hand_back(self, now_ns: int, *states: State) -> None:
         for entry in self._held.in_states(*states):
-            self._held.leave(entry, Input.HAND_BACK, Cause.LEASE_LOST, now_ns)
+            self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
 
     def _take_nothing_new(self, reason: str, now_ns: int) -> None:
         if self._held.open:
