@@ -77,24 +77,24 @@ def timeline_of(found: queue_pb2.GetResponse) -> Timeline:
     result = found.result
     moments = _moments(result)
     return Timeline(
-        found.request_id,
-        status_of(found),
-        found.channel,
-        found.worker_id or result.worker_id,
-        result.model,
-        found.attempts or result.attempts,
-        result.preemptions,
-        result.usage.prompt_tokens,
-        result.usage.cached_tokens,
-        result.usage.completion_tokens,
-        result.error.message or found.last_error,
-        result.timings.submitted_unix_ns // 1_000_000,
-        moments[-1][1] if moments else 0.0,
-        tuple(
+        request_id=found.request_id,
+        status=status_of(found),
+        channel=found.channel,
+        worker=found.worker_id or result.worker_id,
+        model=result.model,
+        attempts=found.attempts or result.attempts,
+        preemptions=result.preemptions,
+        prompt_tokens=result.usage.prompt_tokens,
+        cached_tokens=result.usage.cached_tokens,
+        completion_tokens=result.usage.completion_tokens,
+        error=result.error.message or found.last_error,
+        submitted_unix_ms=result.timings.submitted_unix_ns // 1_000_000,
+        total_ms=moments[-1][1] if moments else 0.0,
+        parts=tuple(
             Part(name, start, end)
             for (name, end), start in zip(moments, [0.0, *(at for _, at in moments)], strict=False)
         ),
-        _acks(result, dict(moments)),
+        acks=_acks(result, dict(moments)),
     )
 
 

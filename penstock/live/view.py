@@ -128,19 +128,19 @@ def _channel(name: str, queued: ChannelStats | None, scheduled: ChannelStatus | 
 def _worker(status: WorkerStatus) -> Worker:
     engine = status.engine
     return Worker(
-        status.worker_id,
-        status.model,
-        state_of(status),
-        status.capacity_blocks,
-        status.free_blocks,
-        {channel: blocks for channel, blocks in sorted(status.held_blocks.items()) if blocks},
-        status.reservations,
-        status.drift_blocks,
-        engine.running,
-        engine.waiting,
-        engine.kv_cache_usage,
-        engine.step_ns / 1e6,
-        engine.preemptions,
+        name=status.worker_id,
+        model=status.model,
+        state=state_of(status),
+        capacity_blocks=status.capacity_blocks,
+        free_blocks=status.free_blocks,
+        held_blocks={channel: blocks for channel, blocks in sorted(status.held_blocks.items()) if blocks},
+        reservations=status.reservations,
+        drift_blocks=status.drift_blocks,
+        running=engine.running,
+        waiting=engine.waiting,
+        kv_usage=engine.kv_cache_usage,
+        step_ms=engine.step_ns / 1e6,
+        preemptions=engine.preemptions,
     )
 
 
@@ -156,19 +156,19 @@ def state_of(worker: WorkerStatus) -> str:
 def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worker, ...], rate: Rate | None) -> Fleet:
     queue, fleet = reading.counts, reading.fleet
     return Fleet(
-        sum(c.waiting or 0 for c in channels) if queue else None,
-        sum(c.running or 0 for c in channels) if fleet else None,
-        rate.requests_per_s if rate else None,
-        rate.tokens_per_s if rate else None,
-        queue.dead if queue else None,
-        queue.results if queue else None,
-        queue.submits_refused if queue else False,
-        fleet.policy if fleet else "",
-        fleet.grants if fleet else None,
-        sum(w.capacity_blocks for w in workers if w.state != GONE),
-        sum(w.drift_blocks for w in workers) if fleet else None,
-        sum(w.preemptions for w in workers) if fleet else None,
-        fleet.audit_violations if fleet else None,
+        waiting=sum(c.waiting or 0 for c in channels) if queue else None,
+        running=sum(c.running or 0 for c in channels) if fleet else None,
+        requests_per_s=rate.requests_per_s if rate else None,
+        tokens_per_s=rate.tokens_per_s if rate else None,
+        dead=queue.dead if queue else None,
+        results=queue.results if queue else None,
+        submits_refused=queue.submits_refused if queue else False,
+        policy=fleet.policy if fleet else "",
+        grants=fleet.grants if fleet else None,
+        capacity_blocks=sum(w.capacity_blocks for w in workers if w.state != GONE),
+        drift_blocks=sum(w.drift_blocks for w in workers) if fleet else None,
+        preemptions=sum(w.preemptions for w in workers) if fleet else None,
+        audit_violations=fleet.audit_violations if fleet else None,
     )
 
 

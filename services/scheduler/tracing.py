@@ -21,43 +21,47 @@ class CreditSpans:
         """Whether there are spans at all."""
         return self._telemetry.enabled
 
-    def granted(self, grant: m.Grant, now_ns: int, stood_ready: bool = False) -> str:
+    def granted(self, grant: m.Grant, now_ns: int) -> str:
         """Record the wait, open the reservation's span, and return the wait's traceparent for the worker to join."""
         if not self._telemetry.enabled:
             return grant.traceparent
-        attributes: dict[str, Attribute] = {
-            "penstock.request.id": grant.request_id,
-            "penstock.worker.id": grant.worker_id,
-            "penstock.channel": grant.channel,
-            "penstock.attempt": grant.attempt,
-            "penstock.blocks.booked": grant.booked_blocks,
-            **({"penstock.grant.standing": True} if stood_ready else {}),
-        }
-        traceparent = self._telemetry.record(
-            "scheduler.grant", grant.traceparent, min(grant.announced_ns, now_ns), now_ns, attributes
+        attributes = _attributes(
+            request_id=grant.request_id,
+            worker_id=grant.worker_id,
+            channel=grant.channel,
+            attempt=grant.attempt,
+            booked_blocks=grant.booked_blocks,
         )
-        span = self._telemetry.start("scheduler.credits", grant.traceparent, now_ns, attributes)
-        self._open[grant.epoch, grant.request_id] = span
-        return traceparent
+        waited = grant.announced_ns, now_ns
+        return self._begin((grant.epoch, grant.request_id), grant.traceparent, waited, attributes)
 
     def met(self, met: m.Met, now_ns: int) -> None:
         """Open the span of a reservation that was there before its request, which waited for nothing."""
+        if not self._telemetry.enabled:
+            return
         request = met.request
-        self.granted(
-            m.Grant(
-                met.epoch,
-                met.worker_id,
-                request.request_id,
-                request.channel,
-                met.booked_blocks,
-                True,
-                request.attempt,
-                request.traceparent,
-                now_ns,
-            ),
-            now_ns,
-            stood_ready=True,
+        attributes = _attributes(
+            request_id=request.request_id,
+            worker_id=met.worker_id,
+            channel=request.channel,
+            attempt=request.attempt,
+            booked_blocks=met.booked_blocks,
         )
+        attributes["penstock.grant.standing"] = True
+        self._begin((met.epoch, request.request_id), request.traceparent, (now_ns, now_ns), attributes)
+
+    def _begin(
+        self,
+        held: tuple[int, str],
+        traceparent: str,
+        waited: tuple[int, int],
+        attributes: dict[str, Attribute],
+    ) -> str:
+        """Record the wait, from and until when, and open the span of what is `held`; return the wait's traceparent."""
+        since_ns, now_ns = waited
+        joined = self._telemetry.record("scheduler.grant", traceparent, min(since_ns, now_ns), now_ns, attributes)
+        self._open[held] = self._telemetry.start("scheduler.credits", traceparent, now_ns, attributes)
+        return joined
 
     def settled(self, settled: m.Settled) -> None:
         """Note what the reservation shrank to."""
@@ -80,3 +84,16 @@ class CreditSpans:
             span.set_attribute("penstock.release.cause", "scheduler_stopped")
             span.end(end_time=now_ns)
         self._open.clear()
+
+
+def _attributes(
+    *, request_id: str, worker_id: str, channel: str, attempt: int, booked_blocks: int
+) -> dict[str, Attribute]:
+    """Return what both spans say of a reservation."""
+    return {
+        "penstock.request.id": request_id,
+        "penstock.worker.id": worker_id,
+        "penstock.channel": channel,
+        "penstock.attempt": attempt,
+        "penstock.blocks.booked": booked_blocks,
+    }

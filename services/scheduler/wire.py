@@ -189,18 +189,18 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
     _check_finite("engine_report.kv_cache_usage", usage)
     _check_finite("engine_report.kv_cache_usage_ns", usage_ns)
     return m.EngineReport(
-        stream,
-        report.epoch,
-        report.blocks_free if report.HasField("blocks_free") else None,
-        report.running,
-        report.waiting,
-        report.preemptions,
-        report.step_ns,
-        usage,
-        usage_ns,
-        report.busy_ns,
-        report.prefill_ns,
-        report.prefill_tokens,
+        stream=stream,
+        epoch=report.epoch,
+        blocks_free=report.blocks_free if report.HasField("blocks_free") else None,
+        running=report.running,
+        waiting=report.waiting,
+        preemptions=report.preemptions,
+        step_ns=report.step_ns,
+        kv_cache_usage=usage,
+        kv_cache_usage_ns=usage_ns,
+        busy_ns=report.busy_ns,
+        prefill_ns=report.prefill_ns,
+        prefill_tokens=report.prefill_tokens,
     )
 
 
@@ -317,19 +317,19 @@ def from_queue(message: queue_pb2.QueueToScheduler) -> m.Input:
 
 def _announced(a: queue_pb2.Announce) -> m.Announced:
     return m.Announced(
-        a.request_id,
-        a.channel,
-        a.priority,
-        a.position,
-        a.attempt,
-        a.model,
-        a.prompt_bytes,
-        a.prompt_tokens,
-        a.max_tokens,
-        max(a.n, 1),
-        a.chat,
-        a.traceparent,
-        a.last_attempt,
+        request_id=a.request_id,
+        channel=a.channel,
+        priority=a.priority,
+        position=a.position,
+        attempt=a.attempt,
+        model=a.model,
+        prompt_bytes=a.prompt_bytes,
+        prompt_tokens=a.prompt_tokens,
+        max_tokens=a.max_tokens,
+        n=max(a.n, 1),
+        chat=a.chat,
+        traceparent=a.traceparent,
+        last_attempt=a.last_attempt,
     )
 
 

@@ -182,16 +182,16 @@ def draining(reason: str) -> s.WorkerToScheduler:
 def granted(grant: s.Grant) -> m.Granted:
     """Read a Grant."""
     return m.Granted(
-        grant.request_id,
-        grant.channel,
-        grant.booked_blocks,
-        grant.settles,
-        grant.attempt,
-        grant.reserve_output_tokens,
-        _standing(grant.standing) if grant.HasField("standing") else None,
-        max(grant.completions, 1),
-        grant.guaranteed,
-        grant.last_attempt,
+        request_id=grant.request_id,
+        channel=grant.channel,
+        booked_blocks=grant.booked_blocks,
+        settles=grant.settles,
+        attempt=grant.attempt,
+        reserve_output_tokens=grant.reserve_output_tokens,
+        standing=_standing(grant.standing) if grant.HasField("standing") else None,
+        completions=max(grant.completions, 1),
+        guaranteed=grant.guaranteed,
+        last_attempt=grant.last_attempt,
     )
 
 

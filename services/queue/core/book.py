@@ -334,16 +334,16 @@ class Book:
     def _leave_lease(self, entry: Entry, change: Change) -> None:
         self.emit(
             LeaseEnded(
-                entry.name,
-                entry.meta,
-                entry.attempt,
-                entry.worker_id,
-                entry.leased_ns,
-                change.now_ns,
-                (change.exhausted_by or change.event).value,
-                change.body,
-                None if change.event is Input.COMPLETE else change.failure,
-                change.exhausted_by is not None,
+                request_id=entry.name,
+                meta=entry.meta,
+                attempt=entry.attempt,
+                worker_id=entry.worker_id,
+                leased_ns=entry.leased_ns,
+                ended_ns=change.now_ns,
+                cause=(change.exhausted_by or change.event).value,
+                body=change.body,
+                failure=None if change.event is Input.COMPLETE else change.failure,
+                last=change.exhausted_by is not None,
             )
         )
         self._write(records.LEASES, records.seq_key(entry.seq), None)
@@ -399,23 +399,24 @@ class Book:
         self._write(records.EXPIRY, records.expiry_key(change.now_ns, entry.seq), b"")
         self.emit(
             PutResult(
-                name,
-                entry.seq,
-                entry.meta,
-                change.outcome,
-                change.failure,
-                entry.attempts,
-                entry.worker_id if ran else "",
-                entry.leased_ns if ran else 0,
-                change.now_ns,
-                position,
-                change.body,
+                request_id=name,
+                seq=entry.seq,
+                meta=entry.meta,
+                outcome=change.outcome,
+                failure=change.failure,
+                attempts=entry.attempts,
+                worker_id=entry.worker_id if ran else "",
+                delivered_ns=entry.leased_ns if ran else 0,
+                completed_ns=change.now_ns,
+                completion_seq=position,
+                body=change.body,
             )
         )
         self.emit(
             Ended(
-                entry.seq, name, entry.meta, change.outcome, entry.attempts, change.now_ns, position, change.body,
-                change.failure, 0 if ran else entry.attempt + 1,
+                seq=entry.seq, request_id=name, meta=entry.meta, outcome=change.outcome, attempts=entry.attempts,
+                completed_ns=change.now_ns, completion_seq=position, body=change.body, failure=change.failure,
+                waited_for=0 if ran else entry.attempt + 1,
             )
         )  # fmt: skip
 

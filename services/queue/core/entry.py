@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from services.core.value import Value
 from services.queue.core.lifecycle import Outcome, State
@@ -75,10 +75,32 @@ class RequestMeta(Value):
     def submitted(self, now_ns: int) -> RequestMeta:
         """Return the same with the moment at which it was stored."""
         return RequestMeta(
-            self.tenant, self.idempotency_key, self.channel, self.model, self.batch, self.priority, self.deadline_ns,
-            self.traceparent, self.client_reference, self.prompt_bytes, self.prompt_tokens, self.max_tokens, self.n,
-            self.chat, self.prefix_digest, self.payload_bytes, now_ns,
+            tenant=self.tenant, idempotency_key=self.idempotency_key, channel=self.channel, model=self.model,
+            batch=self.batch, priority=self.priority, deadline_ns=self.deadline_ns, traceparent=self.traceparent,
+            client_reference=self.client_reference, prompt_bytes=self.prompt_bytes, prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens, n=self.n, chat=self.chat, prefix_digest=self.prefix_digest,
+            payload_bytes=self.payload_bytes, submitted_ns=now_ns,
         )  # fmt: skip
+
+
+EMPTY_META: Final = RequestMeta(
+    tenant="",
+    idempotency_key="",
+    channel="",
+    model="",
+    batch="",
+    priority=0,
+    deadline_ns=0,
+    traceparent="",
+    client_reference="",
+    prompt_bytes=0,
+    prompt_tokens=0,
+    max_tokens=0,
+    n=1,
+    chat=False,
+    prefix_digest=0,
+)
+"""Stands for metadata that is not read yet; every field has a value of its type."""
 
 
 class Failure(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from services.core.value import fields
 from services.queue.core.ages import Ages, Gap
-from services.queue.core.entry import DEFAULT_TENANT, BatchKey, Counters, Entry, RequestMeta
+from services.queue.core.entry import DEFAULT_TENANT, EMPTY_META, BatchKey, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 
 SCHEMA_VERSION: Final = 3
@@ -69,10 +69,7 @@ _PRIORITY_ZERO: Final = 1 << 31
 """Added to priorities, so that negative ones sort first as unsigned numbers."""
 
 
-NO_META: Final = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 1, False, 0)
-"""Stands for metadata that is read after the state."""
-
-_META_FIELDS: Final = list(fields(NO_META))
+_META_FIELDS: Final = list(fields(EMPTY_META))
 _SHARED: Final = tuple([_META_FIELDS.index(name) for name in ("tenant", "channel", "model", "batch")])
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from services.queue.core import records
 from services.queue.core.effects import Write
-from services.queue.core.entry import Counters, Entry, Recovered
+from services.queue.core.entry import EMPTY_META, Counters, Entry, Recovered
 from services.queue.core.lifecycle import State
 from services.queue.storage.store import Row, Store, StoreUnusableError, write_reopening
 
@@ -115,13 +115,13 @@ def recover(store: Store) -> Recovered:
 
 
 def _lease(key: bytes, row: bytes) -> Entry:
-    entry = Entry(records.seq_of(key), records.NO_META, State.ABSENT)
+    entry = Entry(records.seq_of(key), EMPTY_META, State.ABSENT)
     records.restore_lease(entry, row)
     return entry
 
 
 def _dead_letter(key: bytes, row: bytes) -> Entry:
-    entry = Entry(records.dead_seq(row), records.NO_META, State.ABSENT)
+    entry = Entry(records.dead_seq(row), EMPTY_META, State.ABSENT)
     records.restore_dead(entry, row)
     entry.completion_seq = records.completion_seq_of(key)
     return entry

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from penstock.request.v1 import request_pb2
 from services.core.value import fields
 from services.queue.core import records as r
-from services.queue.core.entry import Counters, Entry, RequestMeta
+from services.queue.core.entry import EMPTY_META, Counters, Entry, RequestMeta
 from services.queue.core.lifecycle import Outcome, State
 from services.queue.storage.store import Row, Store
 from services.queue.storage.verify_files import FileVerifier, Finding
@@ -298,15 +298,11 @@ def _restored(restore: Callable[[Entry, bytes], None], entry: Entry, row: bytes)
 def _meta_of(row: bytes) -> RequestMeta | None:
     """Return the metadata if every field has the type that is written."""
     meta = _read(r.decode_meta, row)
-    return None if meta is None or _types(meta) != _types(WRITTEN) else meta
+    return None if meta is None or _types(meta) != _types(EMPTY_META) else meta
 
 
 def _types(meta: RequestMeta) -> list[type]:
     return [type(value) for value in fields(meta).values()]
-
-
-WRITTEN = RequestMeta("", "", "", "", "", 0, 0, "", "", 0, 0, 0, 0, False, 0, 0, 0)
-"""Metadata with a value of the right type in every field."""
 
 
 def _entry(key: bytes, request: bytes | None) -> Entry | None:

@@ -290,17 +290,17 @@ class Fleet:
     def open(self, opened: WorkerOpened) -> Worker:
         """Add the epoch; the worker's earlier one must have been removed."""
         worker = Worker(
-            opened.epoch,
-            opened.worker_id,
-            opened.instance_id,
-            opened.models,
-            opened.shape,
-            max(int(opened.shape.max_num_seqs * self._sequence_slack), 1),
-            Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
-            self._group(opened),
-            opened.takes_standing,
-            opened.adapters,
-            opened.guaranteed_first and self._engines_preempt,
+            epoch=opened.epoch,
+            worker_id=opened.worker_id,
+            instance_id=opened.instance_id,
+            models=opened.models,
+            shape=opened.shape,
+            most_sequences=max(int(opened.shape.max_num_seqs * self._sequence_slack), 1),
+            ledger=Ledger(opened.shape.capacity_blocks, int(opened.shape.capacity_blocks * self._ahead_share)),
+            group=self._group(opened),
+            takes_standing=opened.takes_standing,
+            adapters=opened.adapters,
+            displaces=opened.guaranteed_first and self._engines_preempt,
         )
         self.changes += 1
         worker.group.workers[worker.epoch] = worker

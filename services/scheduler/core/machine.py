@@ -132,10 +132,11 @@ class Machine:
 
     def _grant(self, placement: Placement, now_ns: int) -> None:
         entry, worker, blocks = placement.entry, placement.worker, placement.blocks
-        request = entry.announced
-        guaranteed, completions, last = placement.goes_first, max(request.n, 1), request.last_attempt
-        displaces = guaranteed and worker.displaces
-        if not worker.ledger.book(entry.request_id, request.channel, blocks, completions, guaranteed, displaces, last):
+        request, guaranteed, completions = entry.announced, placement.goes_first, max(entry.announced.n, 1)
+        if not worker.ledger.book(
+            entry.request_id, request.channel, blocks, completions, guaranteed=guaranteed,
+            may_overcommit=guaranteed and worker.displaces, last_attempt=request.last_attempt,
+        ):  # fmt: skip
             raise RuntimeError(f"the arbiter placed {entry.request_id} where {blocks} blocks cannot be booked")
         self.policy.booked(worker, request, blocks, now_ns)
         self._move(entry.request_id, Event.BOOKED, now_ns, epoch=worker.epoch)
@@ -144,20 +145,19 @@ class Machine:
         self._effects.extend(self._stand_by.came(request, now_ns))
         self._effects.append(
             m.Grant(
-                worker.epoch,
-                worker.worker_id,
-                entry.request_id,
-                request.channel,
-                blocks,
-                self.policy.settles,
-                request.attempt,
-                request.traceparent,
-                entry.announced_ns,
-                self.policy.reserve_output_tokens,
-                None,
-                completions,
-                guaranteed,
-                last,
+                epoch=worker.epoch,
+                worker_id=worker.worker_id,
+                request_id=entry.request_id,
+                channel=request.channel,
+                booked_blocks=blocks,
+                settles=self.policy.settles,
+                attempt=request.attempt,
+                traceparent=request.traceparent,
+                announced_ns=entry.announced_ns,
+                reserve_output_tokens=self.policy.reserve_output_tokens,
+                completions=completions,
+                guaranteed=guaranteed,
+                last_attempt=request.last_attempt,
             )
         )
 

@@ -97,21 +97,21 @@ class StandBy:
         name = self._standing.give(worker.epoch, kind, most, now_ns)
         request = place.request.replace(request_id=name)
         guaranteed = self._arbiter.goes_first(worker, channel, place.request, blocks)
-        if not worker.ledger.book(name, kind.channel, blocks, 1, guaranteed):
+        if not worker.ledger.book(name, kind.channel, blocks, guaranteed=guaranteed):
             raise RuntimeError(f"{blocks} blocks cannot be booked for {name}, where there was room for more")
         self._policy.booked(worker, request, blocks, None)
         return m.Grant(
-            worker.epoch,
-            worker.worker_id,
-            name,
-            kind.channel,
-            blocks,
-            self._policy.settles,
-            0,
-            "",
-            now_ns,
-            self._policy.reserve_output_tokens,
-            request,
+            epoch=worker.epoch,
+            worker_id=worker.worker_id,
+            request_id=name,
+            channel=kind.channel,
+            booked_blocks=blocks,
+            settles=self._policy.settles,
+            attempt=0,
+            traceparent="",
+            announced_ns=now_ns,
+            reserve_output_tokens=self._policy.reserve_output_tokens,
+            standing=request,
             guaranteed=guaranteed,
         )
 

@@ -262,15 +262,15 @@ class Standing:
 def template(name: str, kind: Kind, most: Most) -> Announced:
     """Return the largest request that a standing grant is for."""
     return Announced(
-        name,
-        kind.channel,
-        0,
-        0,
-        0,
-        kind.model,
-        most.prompt_bytes,
-        most.prompt_tokens,
-        most.output_tokens,
-        1,
-        kind.chat,
+        request_id=name,
+        channel=kind.channel,
+        priority=0,
+        position=0,
+        attempt=0,
+        model=kind.model,
+        prompt_bytes=most.prompt_bytes,
+        prompt_tokens=most.prompt_tokens,
+        max_tokens=most.output_tokens,
+        n=1,
+        chat=kind.chat,
     )

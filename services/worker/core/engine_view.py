@@ -68,17 +68,17 @@ class EngineView:
         self._told_ns = now_ns
         stats = self._stats
         return SendReport(
-            epoch,
-            self._told[0],
-            stats.running,
-            stats.waiting,
-            stats.preemptions,
-            stats.step_ns,
-            stats.kv_cache_usage,
-            self._usage_ns,
-            self._busy_ns,
-            stats.prefill_ns,
-            stats.prefill_tokens,
+            epoch=epoch,
+            blocks_free=self._told[0],
+            running=stats.running,
+            waiting=stats.waiting,
+            preemptions=stats.preemptions,
+            step_ns=stats.step_ns,
+            kv_cache_usage=stats.kv_cache_usage,
+            kv_cache_usage_ns=self._usage_ns,
+            busy_ns=self._busy_ns,
+            prefill_ns=stats.prefill_ns,
+            prefill_tokens=stats.prefill_tokens,
         )
 
     def _picture(self) -> tuple[int | None, int, int, int]:

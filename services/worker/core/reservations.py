@@ -49,16 +49,16 @@ class Reservations:
             return
         self._counters.grants += 1
         entry = Entry(
-            message.request_id,
-            message.channel,
-            message.booked_blocks,
-            message.settles,
-            now_ns,
-            message.reserve_output_tokens,
-            message.standing,
-            message.completions,
-            message.guaranteed,
-            message.last_attempt,
+            request_id=message.request_id,
+            channel=message.channel,
+            booked_blocks=message.booked_blocks,
+            settles=message.settles,
+            granted_ns=now_ns,
+            reserve_output_tokens=message.reserve_output_tokens,
+            standing=message.standing,
+            completions=message.completions,
+            guaranteed=message.guaranteed,
+            last_attempt=message.last_attempt,
         )
         self.by_request[entry.request_id] = entry
         self.unclaimed[entry.request_id] = entry
