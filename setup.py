@@ -37,7 +37,7 @@ COMPILED: dict[str, str] = {
 """Modules by directory: those a request passes through. What is left out, and why:
 
 - async generators, which mypyc leaves to the interpreter: servicers, `strict`, `watching`, `following`, `reading`,
-  `frames`, `reader`, and `windows`, of which the servicers are made;
+  `frames`, `reader`, and `windows` and `rpc/waiters`, of which the servicers are made;
 - pydantic models and what only reads them: `settings`, `services/config*`;
 - code that runs at the start, at the end, every few seconds, or for an operator: `__main__`, `service`, `admin`,
   `backup`, `opening`, `recovery`, `migration`, `lives`, `reclaim`, `reclaimer`, `reserve`, `space`, `verify`,

@@ -23,8 +23,8 @@ from services.gateway.hangup import until_hangup
 from services.gateway.limits import CLIENT_CLOSED
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages, content_of
+from services.gateway.places import Places
 from services.gateway.problem import NO_RETRY, Problem, of_error
-from services.gateway.room import Room
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from services.gateway.vigil import Vigil
@@ -66,7 +66,7 @@ class Files:
         self._vigil = vigil
         self._doorman = doorman
         self._most_bytes = most_bytes
-        self._room = Room()
+        self._places = Places()
         self._silence_s = silence_s
         self._reruns = Reruns(output, records)
 
@@ -82,7 +82,7 @@ class Files:
 
     async def create(self, request: Request) -> JSONResponse:
         """Take a file."""
-        upload = Upload(self._shelf, self._room, self._most_bytes, self._silence_s)
+        upload = Upload(self._shelf, self._places, self._most_bytes, self._silence_s)
         status = CLIENT_CLOSED
         try:
             who = await self._doorman.tenant_client()

@@ -23,9 +23,9 @@ from services.gateway.limits import (
     PAGE_SLACK_S,
     RETRY_AFTER_S,
 )
+from services.gateway.places import Place, Places
 from services.gateway.problem import Problem
 from services.gateway.reply import Writing
-from services.gateway.room import Place, Room
 from services.gateway.shelf import Shelf
 
 PIECE_BYTES = 64 * 1024
@@ -54,7 +54,7 @@ class Sheet(NamedTuple, Generic[T]):
     """Whether there is nothing behind it."""
 
 
-class Glances(Room):
+class Glances(Places):
     """Looks at what is not held: it is small, or is let go. Tenants have turns."""
 
     def __init__(self, most: int, what: str) -> None:
@@ -75,13 +75,13 @@ class Glances(Room):
             yield
 
 
-class Pages(Room):
-    """The pages of all downloads of a gateway."""
+class Pages(Places):
+    """The pages of all downloads and large answers of a gateway."""
 
     def __init__(self, most: int = MAX_PAGES_BYTES // PLACE_BYTES, slack_s: float = PAGE_SLACK_S) -> None:
         """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
         super().__init__(most, 0.0, slack_s)
-        self.reading = Room(MAX_READING)
+        self.reading = Places(MAX_READING)
         """For a page that is had a place of, while it is read."""
         self.looking = Glances(MAX_LOOKING, "requests are being looked up")
         self.counting = Glances(MAX_COUNTING, "batches that have ended are being counted again")
@@ -89,7 +89,7 @@ class Pages(Room):
 
 
 class Page(Place, Generic[T]):
-    """What a download tells, of which a page at a time is held; to have as a context."""
+    """What a download or a large answer tells, of which a page at a time is held; to have as a context."""
 
     def __init__(
         self, pages: Pages, tenant: str, read: Callable[[int], Awaitable[Sheet[T]]], expected_bytes: int
@@ -150,7 +150,7 @@ class Page(Place, Generic[T]):
             piece = self._line[told_bytes : told_bytes + PIECE_BYTES]
             told_bytes += len(piece)
             self.due_s = now_s() + self._left_s
-            with self._room.listening(self):
+            with self._pages.listening(self):
                 yield piece
         self._one, self._line = None, b""
 
@@ -186,7 +186,7 @@ class Page(Place, Generic[T]):
             async with self._pages.reading.place(self.tenant) as reading:
                 await reading.take()
                 sheet = await self._read(self._next)
-            places = min(_places(sheet.size_bytes), self._room.most)
+            places = min(_places(sheet.size_bytes), self._pages.most)
             if places <= self._had:
                 break
             del sheet

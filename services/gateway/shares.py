@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from services.gateway.room import HELD_BYTES, SHARE
+from services.gateway.places import HELD_BYTES, SHARE
 
 RESERVE = 8
 """Of all bytes one in so many is not for what bodies have beyond `HELD_BYTES`: it is left to those that have less."""

@@ -17,8 +17,8 @@ from services.gateway.expiry import read_expiry
 from services.gateway.intake import CLOSE, ClientGoneError, check_uncompressed
 from services.gateway.limits import RETRY_AFTER_S
 from services.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
+from services.gateway.places import HELD_BYTES, Place, Places, WantedError
 from services.gateway.problem import Problem
-from services.gateway.room import HELD_BYTES, Place, Room, WantedError
 from services.gateway.shelf import Shelf
 
 PURPOSE = "batch"
@@ -42,13 +42,13 @@ def new_file_id() -> str:
 class Upload:
     """One upload. Two parts are in memory at most: one that fills, and one on its way to the queue."""
 
-    def __init__(self, shelf: Shelf, room: Room, most_bytes: int, silence_s: float) -> None:
-        """Put a file of at most `most_bytes` on `shelf` while there is `room`.
+    def __init__(self, shelf: Shelf, places: Places, most_bytes: int, silence_s: float) -> None:
+        """Put a file of at most `most_bytes` on `shelf` while it has one of `places`.
 
         A client that says nothing for `silence_s` has gone.
         """
         self._shelf = shelf
-        self._room = room
+        self._places = places
         self._most_bytes = most_bytes
         self._silence_s = silence_s
         self.file_id = new_file_id()
@@ -67,7 +67,7 @@ class Upload:
         if not announced.isdecimal() or int(announced) > self._most_bytes + FRAME_BYTES:
             raise self._too_large()
         form = Form(request.headers.get("content-type", ""))
-        async with self._room.place(tenant) as place:
+        async with self._places.place(tenant) as place:
             try:
                 closing = await self._read(form, request, place)
                 return await self._shelf.end(closing)

@@ -32,12 +32,13 @@ from services.queue.storage.read_faults import code_of
 from services.queue.storage.store import StoreError
 from services.queue.submits.intake import Frame, Intake, Taking
 from services.queue.submits.turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
-from services.queue.submits.windows import SharedWindow, Window
+from services.queue.submits.windows import Window
 from services.queue.watch.following import Following
 from services.queue.watch.hub import WatchHub
 from services.queue.watch.watching import Watching
 from services.rpc.reading import reading
 from services.rpc.strict import BadInputError
+from services.rpc.waiters import FIRST_COME, Rank, SharedWindow
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -54,6 +55,9 @@ else waiting."""
 CHECKED_AT_ONCE = 64
 """Small requests that are checked before the loop looks for what else has come: half a millisecond. gRPC hands over a
 call each time it does, so that a call behind thousands of large ones is seen after as many short whiles."""
+
+GOES_ON: Rank = (-1,)
+"""Of what goes on with something that had its turn: it comes before what else waits of its tenant."""
 
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
@@ -212,7 +216,7 @@ class QueueServicer:
 
     async def _turn(self, weight: int, goes_on: bool = False) -> None:
         """Wait until it is the caller's turn to have so many small requests checked."""
-        await self._checks.enter(CALLER.get().tenant, weight, goes_on)
+        await self._checks.enter(CALLER.get().tenant, weight, GOES_ON if goes_on else FIRST_COME)
         asyncio.get_running_loop().call_soon(self._checks.leave, weight)
 
     # ---- reads and administration ----

@@ -8,15 +8,14 @@ that few are begun at a time; something is kept of each that is.
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from itertools import count
-from operator import itemgetter
 from typing import NamedTuple, Self
 from weakref import WeakValueDictionary
 
 from services.gateway.batch.lines import WINDOW_BYTES, WINDOW_LINES, RawLine
+from services.rpc.waiters import Rank, SharedWindow
 
 
 class TooLateError(Exception):
@@ -33,74 +32,15 @@ class Reader(NamedTuple):
     """Seconds until its turn is of no use any more; None if it always is."""
 
 
-class Rank(NamedTuple):
-    """A place among a tenant's readers: the smallest is first."""
-
-    size_bytes: int
-    number: int
-    """In the order in which they came."""
-
-
-class Line:
-    """Those who wait for something that one has at a time."""
-
-    def __init__(self) -> None:
-        """Nobody has it."""
-        self._is_had = False
-        self._waiting: dict[str, list[tuple[Rank, asyncio.Future[None]]]] = {}
-        """By tenant, the next one first."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self._waiting)
-
-    async def take(self, tenant: str, rank: Rank) -> None:
-        """Wait until it is had."""
-        if not self._is_had:
-            self._is_had = True
-            return
-        mine = (rank, asyncio.get_running_loop().create_future())
-        insort(self._waiting.setdefault(tenant, []), mine, key=itemgetter(0))
-        try:
-            await mine[1]
-        except asyncio.CancelledError:
-            if mine[1].cancelled():
-                self._leave(tenant, mine)
-            else:
-                self.give()  # it was given in the same moment
-            raise
-
-    def give(self) -> None:
-        """Let the next have it."""
-        while self._waiting:
-            tenant = next(iter(self._waiting))
-            waiting = self._waiting.pop(tenant)
-            _, future = waiting.pop(0)
-            if waiting:
-                self._waiting[tenant] = waiting  # behind all others
-            if not future.done():  # else who waited was stopped, and has not left yet
-                future.set_result(None)
-                return
-        self._is_had = False
-
-    def _leave(self, tenant: str, mine: tuple[Rank, asyncio.Future[None]]) -> None:
-        waiting = self._waiting.get(tenant, [])
-        if mine in waiting:
-            waiting.remove(mine)
-            if not waiting:
-                del self._waiting[tenant]
-
-
 class Turn:
     """To have while reading, as an async context."""
 
-    def __init__(self, lines: Sequence[Line], reader: Reader, number: int) -> None:
-        """Wait in each of these lines; the last is that of all readers."""
+    def __init__(self, lines: Sequence[SharedWindow], reader: Reader, number: int) -> None:
+        """Wait in each of these lines, of which the last is that of all readers, as the so manieth that came."""
         self._lines = lines
         self._tenant, self._left_s = reader.tenant, reader.left_s
-        self._rank = Rank(reader.size_bytes, number)
-        self._had: list[Line] = []
+        self._rank: Rank = (reader.size_bytes, number)
+        self._had: list[SharedWindow] = []
         self._read_lines = self._read_bytes = 0
 
     async def __aenter__(self) -> Self:
@@ -151,7 +91,7 @@ class Turn:
         try:
             async with asyncio.timeout(self._left_s()):
                 for line in self._lines[len(self._had) :]:
-                    await line.take(self._tenant, self._rank)
+                    await line.enter(self._tenant, 1, self._rank)
                     self._had.append(line)
         except TimeoutError:
             self._give(0)
@@ -163,7 +103,7 @@ class Turn:
     def _give(self, kept: int) -> None:
         """Give all but the first so many."""
         while len(self._had) > kept:
-            self._had.pop().give()
+            self._had.pop().leave(1)
 
 
 class Turns:
@@ -171,8 +111,8 @@ class Turns:
 
     def __init__(self) -> None:
         """Nobody reads."""
-        self._reading = Line()
-        self._submitting: WeakValueDictionary[str, Line] = WeakValueDictionary()
+        self._reading = SharedWindow(1)
+        self._submitting: WeakValueDictionary[str, SharedWindow] = WeakValueDictionary()
         """By tenant, of those that submit or wait for it, and of no others."""
         self._numbers = count()
 
@@ -185,5 +125,5 @@ class Turns:
 
         What has been read stays in memory while the tenant's quota has no room for it: that of one batch, not of many.
         """
-        line = self._submitting.setdefault(reader.tenant, Line())
+        line = self._submitting.setdefault(reader.tenant, SharedWindow(1))
         return Turn([line, self._reading], reader, next(self._numbers))

@@ -18,8 +18,8 @@ from penstock.openai.bodies import CHAT_URL, COMPLETIONS_URL
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.app import make_app
 from services.gateway.pages import Pages
+from services.gateway.places import Place
 from services.gateway.reply import LARGE_BYTES, Reply
-from services.gateway.room import Place
 from tests.support.asgi import Visit, get, post
 from tests.unit.gateway.test_generation import CHAT, Gateway, gateway, until
 
@@ -90,7 +90,7 @@ async def test_a_large_answer_waits_for_room_and_a_small_one_does_not(
 ) -> None:
     body = {**BODIES["one"], "stream": stream}
     visit = post(gateway.app, COMPLETIONS_URL, body)
-    await until(lambda: visit.task.done() or "default" in gateway.parts.pages._waiting)
+    await until(lambda: visit.task.done() or gateway.parts.pages.is_wanted)
     assert visit.answer.body == b""
     small = await post(gateway.app, COMPLETIONS_URL, {**body, "prompt": "small"}).whole()
     assert (small.status, visit.task.done()) == (200, False)
@@ -167,10 +167,10 @@ async def test_one_that_is_deleted_while_it_is_told_breaks_off(gateway: Gateway,
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_is_read_again_for_who_has_hung_up(gateway: Gateway, no_room: Place, stream: bool) -> None:
     visit = post(gateway.app, COMPLETIONS_URL, {**BODIES["one"], "stream": stream})
-    await until(lambda: "default" in gateway.parts.pages._waiting)
+    await until(lambda: gateway.parts.pages.is_wanted)
     visit.leave()
     assert (await visit.whole()).body == b""
-    assert "default" not in gateway.parts.pages._waiting
+    assert not gateway.parts.pages.is_wanted
 
 
 async def test_a_large_result_that_was_told_while_it_was_made_ends_its_stream_at_once(

@@ -12,8 +12,8 @@ from starlette.types import Message
 
 from services.gateway.intake import Intake
 from services.gateway.limits import MAX_BODY_BYTES
+from services.gateway.places import HELD_BYTES
 from services.gateway.problem import Problem
-from services.gateway.room import HELD_BYTES
 from services.gateway.shares import RESERVE, Body, Shares
 from tests.support.waiting import wait_for_async
 

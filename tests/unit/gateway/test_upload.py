@@ -16,8 +16,8 @@ from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
 from services.gateway.intake import ClientGoneError
 from services.gateway.multipart import MAX_FIELD_BYTES, Form
+from services.gateway.places import HELD_BYTES, Places, WantedError
 from services.gateway.problem import Problem
-from services.gateway.room import HELD_BYTES, Room, WantedError
 from services.gateway.shelf import Shelf
 from services.gateway.upload import Upload
 from tests.support.waiting import wait_for_async
@@ -125,7 +125,7 @@ async def upload(
 
     headers = [(b"content-type", TYPE.encode()), (b"content-encoding", coding)]
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
-    return await Upload(cast(Shelf, shelf), Room(1), most_bytes, 5.0).receive(Request(scope, receive), "acme")
+    return await Upload(cast(Shelf, shelf), Places(1), most_bytes, 5.0).receive(Request(scope, receive), "acme")
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 5])
@@ -172,11 +172,11 @@ async def test_a_client_that_goes_away_leaves_nothing() -> None:
 class Sender:
     """A client whose upload comes as it is told."""
 
-    def __init__(self, shelf: Kept, room: Room, tenant: str = "acme") -> None:
+    def __init__(self, shelf: Kept, places: Places, tenant: str = "acme") -> None:
         self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"content-type", TYPE.encode())]}
         request = Request(scope, self.messages.get)
-        self.upload = Upload(cast(Shelf, shelf), room, 10**9, 60.0)
+        self.upload = Upload(cast(Shelf, shelf), places, 10**9, 60.0)
         self.ends = asyncio.create_task(self.upload.receive(request, tenant))
 
     def send(self, data: bytes, more: bool = True) -> None:
@@ -200,34 +200,34 @@ END = b"\r\n--edge--\r\n"
 
 
 async def test_who_finds_no_room_waits_with_what_its_connection_holds() -> None:
-    shelf, room = Kept(), Room(1, 1000, 1000)
-    first, second = Sender(shelf, room), Sender(shelf, room)
+    shelf, places = Kept(), Places(1, 1000, 1000)
+    first, second = Sender(shelf, places), Sender(shelf, places)
     first.send(begun(PART_BYTES - 1))
     await first.is_heard()
     second.send(begun(5))
     await second.is_heard()
     second.send(END, more=False)
-    await is_wanted(room)
+    await is_wanted(places)
     assert (second.messages.qsize(), list(shelf.files)) == (1, [first.upload.file_id])
     first.send(b"x" + END, more=False)
     assert [(await sender.ends).bytes for sender in (first, second)] == [PART_BYTES, 5]
-    assert not room.is_wanted("acme")
+    assert not places.is_wanted_of("acme")
 
 
-async def is_wanted(room: Room, tenant: str = "acme") -> None:
+async def is_wanted(places: Places, tenant: str = "acme") -> None:
     async def so() -> bool:
-        return room.is_wanted(tenant)
+        return places.is_wanted_of(tenant)
 
     await wait_for_async(so, "a place to be waited for")
 
 
 async def test_who_waits_is_read_between_two_parts_of_a_long_upload() -> None:
-    shelf, room = Kept(), Room(1, 1000, 1000)
-    first, second = Sender(shelf, room), Sender(shelf, room)
+    shelf, places = Kept(), Places(1, 1000, 1000)
+    first, second = Sender(shelf, places), Sender(shelf, places)
     first.send(begun(PART_BYTES - 1))
     await first.is_heard()
     second.send(begun(5) + END, more=False)
-    await is_wanted(room)
+    await is_wanted(places)
     first.send(bytes(2))
     assert (await second.ends).bytes == 5
     assert len(shelf.files[first.upload.file_id]) == PART_BYTES, "nothing of it but the next part is in memory"
@@ -237,12 +237,12 @@ async def test_who_waits_is_read_between_two_parts_of_a_long_upload() -> None:
 
 async def test_who_has_sent_next_to_nothing_keeps_no_place() -> None:
     """Neither in a field of the form nor in its file, and however long it takes."""
-    shelf, room = Kept(), Room(1, 1000, 1000)
-    slow = [Sender(shelf, room) for _ in range(3)]
+    shelf, places = Kept(), Places(1, 1000, 1000)
+    slow = [Sender(shelf, places) for _ in range(3)]
     for sender, data in zip(slow, [begun(HELD_BYTES), begun(1), begun(1)[:60]], strict=True):
         sender.send(data)
         await sender.is_heard()
-    fast = Sender(shelf, room)
+    fast = Sender(shelf, places)
     fast.send(begun(3 * PART_BYTES) + END, more=False)
     assert (await fast.ends).bytes == 3 * PART_BYTES
     for sender in slow[:2]:
@@ -253,12 +253,12 @@ async def test_who_has_sent_next_to_nothing_keeps_no_place() -> None:
 
 
 async def test_who_sends_too_little_has_a_place_until_others_wait() -> None:
-    shelf, room = Kept(), Room(1, 0.0, 0.0)
-    slow = Sender(shelf, room)
+    shelf, places = Kept(), Places(1, 0.0, 0.0)
+    slow = Sender(shelf, places)
     for data in (begun(PART_BYTES - 9), b"x", b"x"):
         slow.send(data)
         await slow.is_heard()
-    other = Sender(shelf, room)
+    other = Sender(shelf, places)
     other.send(begun(5) + END, more=False)
     with pytest.raises(Problem, match="others wait to upload") as problem:
         await slow.ends
@@ -268,12 +268,12 @@ async def test_who_sends_too_little_has_a_place_until_others_wait() -> None:
 
 
 async def test_not_more_are_too_slow_than_wait() -> None:
-    shelf, room = Kept(), Room(3, 0.0, 0.0)
-    slow = [Sender(shelf, room, tenant) for tenant in ("acme", "acme", "other")]
+    shelf, places = Kept(), Places(3, 0.0, 0.0)
+    slow = [Sender(shelf, places, tenant) for tenant in ("acme", "acme", "other")]
     for sender in slow:
         sender.send(begun(PART_BYTES - 1))
         await sender.is_heard()
-    fast = Sender(shelf, room, "third")
+    fast = Sender(shelf, places, "third")
     fast.send(begun(5) + END, more=False)
     assert (await fast.ends).bytes == 5
     ended = [sender.ends.done() for sender in slow]
@@ -286,12 +286,12 @@ async def test_not_more_are_too_slow_than_wait() -> None:
 
 
 async def test_a_tenant_leaves_places_to_the_next() -> None:
-    shelf, room = Kept(), Room(8, 1000, 1000)
-    many = [Sender(shelf, room) for _ in range(9)]
+    shelf, places = Kept(), Places(8, 1000, 1000)
+    many = [Sender(shelf, places) for _ in range(9)]
     for sender in many:
         sender.send(begun(PART_BYTES - 1))
-    await is_wanted(room)
-    fast = Sender(shelf, room, "other")
+    await is_wanted(places)
+    fast = Sender(shelf, places, "other")
     fast.send(begun(3 * PART_BYTES) + END, more=False)
     assert (await fast.ends).bytes == 3 * PART_BYTES
     assert not any(sender.ends.done() for sender in many)
@@ -301,28 +301,28 @@ async def test_a_tenant_leaves_places_to_the_next() -> None:
 
 
 async def test_tenants_have_places_in_turns() -> None:
-    room, had = Room(1), list[str]()
+    places, had = Places(1), list[str]()
 
     async def have(tenant: str) -> None:
-        async with room.place(tenant) as place:
+        async with places.place(tenant) as place:
             await place.take()
             had.append(tenant)
 
-    async with room.place("a") as first:
+    async with places.place("a") as first:
         await first.take()
         waiting = [asyncio.create_task(have(tenant)) for tenant in "aaabbc"]
-        await is_wanted(room, "c")
+        await is_wanted(places, "c")
     await asyncio.gather(*waiting)
     assert "".join(had) == "abcaba"
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["waiting", "in the moment it has the place"])
 async def test_who_is_stopped_while_it_waits_leaves_the_place_to_the_next(given: bool) -> None:
-    room = Room(1)
-    async with room.place("a") as first:
+    places = Places(1)
+    async with places.place("a") as first:
         await first.take()
-        stopped, last = (asyncio.create_task(room.take(tenant)) for tenant in "bc")
-        await is_wanted(room, "c")
+        stopped, last = (asyncio.create_task(places.take(tenant)) for tenant in "bc")
+        await is_wanted(places, "c")
         if not given:
             stopped.cancel()
     if given:
@@ -330,7 +330,7 @@ async def test_who_is_stopped_while_it_waits_leaves_the_place_to_the_next(given:
     await last
     with pytest.raises(asyncio.CancelledError):
         await stopped
-    assert not room.is_wanted("b")
+    assert not places.is_wanted_of("b")
 
 
 async def test_what_had_come_of_an_upload_that_ends_is_let_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,12 +348,12 @@ async def test_what_had_come_of_an_upload_that_ends_is_let_go_at_once(monkeypatc
 
 
 async def test_who_leaves_while_it_waits_takes_no_place_along() -> None:
-    shelf, room = Kept(), Room(1, 1000, 1000)
-    first, second, third = (Sender(shelf, room) for _ in range(3))
+    shelf, places = Kept(), Places(1, 1000, 1000)
+    first, second, third = (Sender(shelf, places) for _ in range(3))
     first.send(begun(PART_BYTES - 1))
     await first.is_heard()
     second.send(begun(5))
-    await is_wanted(room)
+    await is_wanted(places)
     second.ends.cancel()
     await asyncio.wait([second.ends])
     first.send(END, more=False)
@@ -364,8 +364,8 @@ async def test_who_leaves_while_it_waits_takes_no_place_along() -> None:
 async def test_more_that_comes_in_the_moment_in_which_an_upload_is_to_end_saves_it_but_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    room, more = Room(1, 30.0, 0.01), asyncio.Event()
-    end_latest, looks = room._end_latest, 0
+    places, more = Places(1, 30.0, 0.01), asyncio.Event()
+    end_latest, looks = places._end_latest, 0
 
     def end_latest_as_more_comes() -> None:
         nonlocal looks
@@ -374,12 +374,12 @@ async def test_more_that_comes_in_the_moment_in_which_an_upload_is_to_end_saves_
             more.set()
         end_latest()
 
-    monkeypatch.setattr(room, "_end_latest", end_latest_as_more_comes)
+    monkeypatch.setattr(places, "_end_latest", end_latest_as_more_comes)
     rounds = 0
 
     async def slow() -> None:
         nonlocal rounds
-        async with room.place("acme") as place:
+        async with places.place("acme") as place:
             await place.take()
             while True:
                 async with place.listening():
@@ -389,7 +389,7 @@ async def test_more_that_comes_in_the_moment_in_which_an_upload_is_to_end_saves_
 
     uploading = asyncio.create_task(slow())
     await asyncio.sleep(0)
-    async with asyncio.timeout(60), room.place("other") as place:
+    async with asyncio.timeout(60), places.place("other") as place:
         await place.take()
     with pytest.raises(WantedError):
         await uploading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.queue.submits.windows import SharedWindow
+from services.rpc.waiters import FIRST_COME, Rank, SharedWindow
 
 
 class Waiters:
@@ -14,11 +14,11 @@ class Waiters:
         self.window = SharedWindow(1)
         self.entered: list[str] = []
 
-    async def wait(self, tenant: str, name: str, goes_on: bool = False) -> asyncio.Task[None]:
+    async def wait(self, tenant: str, name: str, rank: Rank = FIRST_COME) -> asyncio.Task[None]:
         """Return a task that waits in line."""
 
         async def enter() -> None:
-            await self.window.enter(tenant, 1, goes_on)
+            await self.window.enter(tenant, 1, rank)
             self.entered.append(name)
 
         task = asyncio.create_task(enter())
@@ -46,7 +46,7 @@ async def test_what_goes_on_comes_before_what_its_tenant_began_later() -> None:
     await waiters.wait("a", "frame, first part")
     await waiters.wait("a", "cancel")
     await waiters.wait("b", "b1")
-    await waiters.wait("a", "frame, second part", goes_on=True)
+    await waiters.wait("a", "frame, second part", rank=(-1,))
     assert await waiters.drained() == ["frame, first part", "frame, second part", "b1", "cancel"]
 
 
@@ -77,5 +77,5 @@ async def test_those_who_went_cost_their_tenant_no_turn_and_are_not_kept() -> No
     for task in gone:
         task.cancel()
     await asyncio.wait(gone)
-    assert sum(len(line) for line in waiters.window._lines.values()) == 4
+    assert waiters.window.waiting == 4
     assert await waiters.drained() == ["a1", "b1", "a2", "a3", "a4"]

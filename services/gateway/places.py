@@ -1,19 +1,20 @@
-"""Room for what of uploads is in memory: as many places as there is room for; who finds none waits for its turn.
+"""Places in the gateway's memory, or at what it does a few of at a time: as many as there is room for, had by turns.
 
-A place is for what fills a part or is on its way to the queue. Who has sent no more than any connection holds anyway
-(`HELD_BYTES`) needs none, so that clients that send next to nothing keep none either.
+An upload has one for the part that fills and the one on its way to the queue, a download one for each MiB that it
+holds, and a look at a request or a count of a batch one while it is under way. Who finds none waits in its tenant's
+line. An upload that comes too slowly, or a download that its client does not take, loses its place when others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import NamedTuple
 
 from penstock.limits import PART_BYTES
 from services.gateway.limits import MAX_FILLING, PART_SLACK_S, PART_TIMEOUT_S
+from services.rpc.waiters import Waiters
 
 HELD_BYTES = 64 * 1024
 """Of an upload without a place: as much as the server reads of a connection whose request nobody reads."""
@@ -27,31 +28,23 @@ class WantedError(Exception):
     """Others wait for a place, and too little comes for the part that it is for."""
 
 
-class Want(NamedTuple):
-    """Of one who waits."""
-
-    future: asyncio.Future[None]
-    places: int
-
-
-class Room:
-    """The places of all uploads of a gateway."""
+class Places(Waiters):
+    """All places of one kind that a gateway has."""
 
     def __init__(
         self, places: int = MAX_FILLING, part_timeout_s: float = PART_TIMEOUT_S, slack_s: float = PART_SLACK_S
     ) -> None:
-        """Have `places` uploads hold a part that fills and one that is being sent each.
+        """Have so many, by default what there is for uploads.
 
         Where others wait for it, a part is to come as fast as one in `part_timeout_s`, but for pauses of `slack_s`.
         """
+        super().__init__()
         self.most = places
         self._free = places
         self._byte_s = part_timeout_s / PART_BYTES
         self._slack_s = slack_s
         self._had: Counter[str] = Counter()
         """Places by tenant."""
-        self._waiting: dict[str, deque[Want]] = {}
-        """By tenant, the next one first."""
         self._listening: set[Place] = set()
         self._ending: set[Place] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -65,25 +58,16 @@ class Room:
         finally:
             place.give()
 
-    def is_wanted(self, tenant: str) -> bool:
+    def is_wanted_of(self, tenant: str) -> bool:
         """Whether one waits who is to have a place of this tenant's: its own, or of a tenant that has fewer."""
         had = self._had[tenant]
-        return tenant in self._waiting or any(self._had[one] < had for one in self._waiting)
+        return tenant in self._lines or any(self._had[one] < had for one in self._lines)
 
     async def take(self, tenant: str, places: int = 1) -> None:
         """Wait for so many places of this tenant's, no more than there are, and have them."""
-        want = Want(asyncio.get_running_loop().create_future(), places)
-        self._waiting.setdefault(tenant, deque()).append(want)
-        self._hand_out()
+        waiter = self._join(tenant, places)
         self._watch()
-        try:
-            await want.future
-        except asyncio.CancelledError:
-            if want.future.cancelled():
-                self._leave(tenant, want)
-            else:
-                self.give(tenant, places)  # they were had in the same moment
-            raise
+        await self._until_in(waiter)
 
     def give(self, tenant: str, places: int = 1) -> None:
         """Leave so many places of this tenant's to the next."""
@@ -91,28 +75,24 @@ class Room:
         self._had[tenant] -= places
         if not self._had[tenant]:
             del self._had[tenant]
-        self._hand_out()
+        self._let_in()
 
-    def _hand_out(self) -> None:
-        """Let those who may have a place have it; tenants have turns."""
-        while (tenant := self._next()) is not None:
-            line = self._waiting.pop(tenant)
-            future, places = line.popleft()
-            if line:
-                self._waiting[tenant] = line  # behind all others
-            if not future.done():  # else who waited was stopped, and has not left yet
-                self._free -= places
-                self._had[tenant] += places
-                future.set_result(None)
+    def _give(self, tenant: str, amount: int) -> None:
+        self.give(tenant, amount)
 
-    def _next(self) -> str | None:
+    def _take(self, tenant: str, amount: int) -> None:
+        self._free -= amount
+        self._had[tenant] += amount
+
+    def _next(self, firsts: Iterator[tuple[str, int]]) -> str | None:
         """Return whose turn it is, None while nothing is free that one may have.
 
         Who wants more than is free is the next, and is passed by those alone who have little by then.
         """
         most = None
-        for tenant in filter(self._may_have, self._waiting):
-            places = self._waiting[tenant][0].places
+        for tenant, places in firsts:
+            if not self._may_have(tenant, places):
+                continue
             if places <= self._free and (most is None or self._had[tenant] + places <= most):
                 return tenant
             if most is None:
@@ -125,21 +105,12 @@ class Room:
         As many as this one has, which are fewer with each that it gives, as it is had by no more of its own meanwhile;
         and so many that all of them leave it what it waits for. So it waits for those that are had, and not for ever.
         """
-        others = (self._had.keys() | self._waiting.keys()) - {tenant}
+        others = (self._had.keys() | self._lines.keys()) - {tenant}
         return max(self._had[tenant], (self.most - places) // max(1, len(others)))
 
-    def _may_have(self, tenant: str) -> bool:
-        """Whether a tenant may have what the first of its line wants, once that is free."""
-        places = self._waiting[tenant][0].places
+    def _may_have(self, tenant: str, places: int) -> bool:
+        """Whether a tenant may have so many more, once they are free."""
         return self._had[tenant] + places <= SHARE * max(self._free, places)
-
-    def _leave(self, tenant: str, want: Want) -> None:
-        line = self._waiting.get(tenant, deque())
-        if want in line:
-            line.remove(want)
-            if not line:
-                del self._waiting[tenant]
-            self._hand_out()  # to those that this one let not pass
 
     # ---- those that are too slow ----
 
@@ -169,14 +140,14 @@ class Room:
 
     def _watch(self) -> None:
         """Look at the places when the first of them is late, if there are more who wait than places that are ending."""
-        if self._timer is not None or sum(map(len, self._waiting.values())) <= len(self._ending):
+        if self._timer is not None or self.waiting <= len(self._ending):
             return
         due_s = min((place.due_s for place in self._wanted()), default=None)
         if due_s is not None:
             self._timer = asyncio.get_running_loop().call_at(due_s, self._end_latest)
 
     def _wanted(self) -> Iterator[Place]:
-        return (place for place in self._listening if self.is_wanted(place.tenant))
+        return (place for place in self._listening if self.is_wanted_of(place.tenant))
 
     def _end_latest(self) -> None:
         """End the latest, of the tenant that has the most places."""
@@ -192,13 +163,13 @@ class Room:
 
 
 class Place:
-    """One upload's place, or the want of one."""
+    """What one of a tenant has of the places, or wants of them."""
 
-    def __init__(self, room: Room, tenant: str) -> None:
-        """Have none of the places of `room` yet."""
-        self._room = room
+    def __init__(self, places: Places, tenant: str) -> None:
+        """Have none of them yet."""
+        self._places = places
         self._had = 0
-        """Places of the room."""
+        """So many places."""
         self._left_s = 0.0
         """Of listening, until more is to have come."""
         self.tenant = tenant
@@ -209,27 +180,27 @@ class Place:
     @property
     def is_wanted(self) -> bool:
         """Whether it is had, and others wait for it."""
-        return self._had > 0 and self._room.is_wanted(self.tenant)
+        return self._had > 0 and self._places.is_wanted_of(self.tenant)
 
     async def take(self, places: int = 1) -> None:
         """Wait for it in the tenant's line, unless it is had; it may be several, up to all there are."""
         if not self._had:
-            places = min(places, self._room.most)
-            await self._room.take(self.tenant, places)
+            places = min(places, self._places.most)
+            await self._places.take(self.tenant, places)
             self._had = places
-            self._left_s = self._room.left_s(float("inf"), 0)
+            self._left_s = self._places.left_s(float("inf"), 0)
 
     def give(self) -> None:
         """Leave it to the next, if it is had."""
         if self._had:
             self.keep(0)
-            self._room.ended(self)
+            self._places.ended(self)
 
     def keep(self, places: int) -> None:
         """Leave all but so many to the next."""
         had, self._had = self._had, min(self._had, places)
         if had > self._had:
-            self._room.give(self.tenant, had - self._had)
+            self._places.give(self.tenant, had - self._had)
 
     def end(self) -> None:
         """Be too late."""
@@ -237,7 +208,7 @@ class Place:
 
     def came(self, size_bytes: int) -> None:
         """Note that so much came."""
-        self._left_s = self._room.left_s(self._left_s, size_bytes)
+        self._left_s = self._places.left_s(self._left_s, size_bytes)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -249,13 +220,13 @@ class Place:
         self.due_s = now_s() + self._left_s
         try:
             async with asyncio.timeout(None) as self.over:
-                with self._room.listening(self):
+                with self._places.listening(self):
                     yield
         except TimeoutError:
             if not self.over.expired():
                 raise
             raise WantedError from None
         else:
-            self._room.stays(self)
+            self._places.stays(self)
         finally:
             self._left_s = self.due_s - now_s()
