@@ -31,7 +31,7 @@ from services.gateway.intake import ClientGoneError, Held, Intake
 from services.gateway.limits import CLIENT_CLOSED, KEEP_ALIVE_S
 from services.gateway.lookup import Each, Lookup, pieces_of
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import Page, Pages
+from services.gateway.pages import Paged, Pages
 from services.gateway.problem import NO_RETRY, Problem, of_error, of_result
 from services.gateway.recent import Recent
 from services.gateway.reply import LARGE_BYTES, Reply, events_of, json_of
@@ -206,7 +206,7 @@ class _Exchange:
                     break
         return gathered
 
-    def _page(self, name: str, size_bytes: int) -> Page[Each]:
+    def _page(self, name: str, size_bytes: int) -> Paged[Each]:
         """Return what reads results of this size again, when there is room for them."""
         return Lookup(self._parts.client, self._parts.pages).page(name, self._tenant, size_bytes)
 

@@ -20,7 +20,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.group import Group, check_answers
 from services.gateway.limits import TELLING
-from services.gateway.pages import PLACE_BYTES, Page, Pages, Sheet
+from services.gateway.pages import PLACE_BYTES, Paged, Pages, Sheet
 
 Each: TypeAlias = list[queue_pb2.GetResponse]
 """A request, or each of those that one body with several prompts became."""
@@ -45,14 +45,14 @@ class Lookup:
         self._client = client
         self._pages = pages
 
-    def page(self, name: str, tenant: str, size_bytes: int) -> Page[Each]:
+    def page(self, name: str, tenant: str, size_bytes: int) -> Paged[Each]:
         """Return what has the state of a request, with results of about this size."""
 
         async def read(_first: int) -> Sheet[Each]:
             found = await self.found(name, math.inf)
             return Sheet([(1, found.each)], 1, TELLING * found.size_bytes, last=True)
 
-        return Page(self._pages, tenant, read, TELLING * size_bytes)
+        return Paged(self._pages, tenant, read, TELLING * size_bytes)
 
     async def look(self, name: str, tenant: str, most_bytes: float) -> Found:
         """Return what `found` does, in turns of the tenant: only after one is it known how large an answer is."""
@@ -92,7 +92,7 @@ class Lookup:
 
 
 async def pieces_of(
-    page: Page[Each], make: Callable[[Each], Iterable[bytes]], size_bytes: int
+    page: Paged[Each], make: Callable[[Each], Iterable[bytes]], size_bytes: int
 ) -> AsyncGenerator[bytes, None]:
     """Yield what `make` makes of what `page` has, of this size, piece by piece."""
     with page:

@@ -37,7 +37,7 @@ PLACE_BYTES = 1024 * 1024
 T = TypeVar("T")
 
 
-class LostError(ServiceError):
+class HalfToldError(ServiceError):
     """What was half told cannot be told to its end: it was deleted, or has ended anew."""
 
 
@@ -88,7 +88,7 @@ class Pages(Places):
         self.writing = Writing()
 
 
-class Page(Place, Generic[T]):
+class Paged(Place, Generic[T]):
     """What a download or a large answer tells, of which a page at a time is held; to have as a context."""
 
     def __init__(
@@ -139,7 +139,7 @@ class Page(Place, Generic[T]):
     async def pieces(self, make: Callable[[T], Iterable[bytes]], size_bytes: int = 0) -> AsyncGenerator[bytes, None]:
         """Yield what `make` makes of the present one, whose size it is that says how long that takes, piece by piece.
 
-        Raises LostError if it was let go meanwhile and is another when it is read again.
+        Raises HalfToldError if it was let go meanwhile and is another when it is read again.
         """
         await self._write(make, size_bytes)
         told_bytes, self.line_bytes = 0, len(self._line)
@@ -177,7 +177,7 @@ class Page(Place, Generic[T]):
         if await self.turn():
             await self._write(make, size_bytes)
         if _mark(self._line) != self._mark:
-            raise LostError("what was being sent has been deleted or has ended anew: ask for the file again")
+            raise HalfToldError("what was being sent has been deleted or has ended anew: ask for the file again")
 
     async def _fill(self) -> None:
         """Read a page; if it takes more than was expected, again when there is room for it."""
@@ -222,7 +222,7 @@ async def content_of(shelf: Shelf, pages: Pages, tenant: str, file_id: str) -> A
         items = [(offset + at * PIECE_BYTES + len(piece), piece) for at, piece in enumerate(pieces)]
         return Sheet(items, offset + len(part), len(part), last=not part)
 
-    with Page(pages, tenant, read, PART_BYTES) as page:
+    with Paged(pages, tenant, read, PART_BYTES) as page:
         while await page.turn():
             async with aclosing(page.pieces(lambda piece: (piece,))) as pieces:
                 async for piece in pieces:

@@ -12,10 +12,10 @@ from penstock.client import Client
 from penstock.errors import NotFound, ServiceError
 from services.gateway.batch.ending import Ending
 from services.gateway.batch.errors import RefusedError
-from services.gateway.batch.looks import Looks, Page, page_of
+from services.gateway.batch.looks import Looks, ResultPage, page_of
 from services.gateway.batch.output import BREATHE_EVERY, counted, is_line, is_output, size_of
 from services.gateway.batch.reading import count_lines
-from services.gateway.batch.records import ChangedError, Held, LostError
+from services.gateway.batch.records import ChangedError, Held, LeaseLostError
 from services.gateway.batch.submitting import Submitting
 from services.gateway.batch.turns import Reader, TooLateError, Turns
 from services.gateway.core.batch import Batch, Counts, Event, Status
@@ -64,7 +64,7 @@ class Drive:
         return self._held.batch
 
     async def run(self) -> None:
-        """Return when the batch has ended. Raises LostError, and the client's errors."""
+        """Return when the batch has ended. Raises LeaseLostError, and the client's errors."""
         steps = {
             Status.VALIDATING: self._validate,
             Status.IN_PROGRESS: self._go_on,
@@ -76,7 +76,7 @@ class Drive:
             try:
                 with suppress(ChangedError):
                     await first_of(steps[self._batch.status](), self._beat())
-            except LostError:
+            except LeaseLostError:
                 await self._withdraw()
                 raise
 
@@ -180,7 +180,7 @@ class Drive:
         self._unsaved = None
         await self._count(counts, cursor)
 
-    async def _tally_page(self, page: Page, counts: Counts, cursor: int) -> tuple[Counts, int]:
+    async def _tally_page(self, page: ResultPage, counts: Counts, cursor: int) -> tuple[Counts, int]:
         """Return counts and cursor with what a page has."""
         for read, watched in enumerate(page.results, 1):
             cursor = watched.cursor

@@ -17,7 +17,7 @@ from penstock.credentials import act_for
 from penstock.errors import PenstockError, ServiceError
 from services.gateway.batch.drive import Drive
 from services.gateway.batch.looks import Looks
-from services.gateway.batch.records import BatchRecords, DamagedError, Held, LostError, Stillness
+from services.gateway.batch.records import BatchRecords, DamagedError, Held, LeaseLostError, Stillness
 from services.gateway.batch.turns import Turns
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.served import Served
@@ -110,7 +110,7 @@ class Driver:
         try:
             await self._drive_of(held).run()
             self._metrics.ended_batches.labels(str(held.batch.status)).inc()
-        except LostError:
+        except LeaseLostError:
             log.warning("%s is driven by another gateway", batch_id)
         except PenstockError as error:
             log.warning("%s rests until it is taken again: %s", batch_id, error)

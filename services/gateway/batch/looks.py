@@ -45,7 +45,7 @@ GAP_S = 0.01
 however many batches are open all of them together take a fifth of a processor of either."""
 
 
-class Page(NamedTuple):
+class ResultPage(NamedTuple):
     """Some results of a batch."""
 
     results: list[queue_pb2.WatchResult]
@@ -57,7 +57,7 @@ class Page(NamedTuple):
     """Of the results, encoded."""
 
 
-async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
+async def page_of(client: Client, batch_id: str, cursor: int) -> ResultPage:
     """Return results of a batch after `cursor`. Raises the client's errors."""
     results: list[queue_pb2.WatchResult] = []
     under_way = size_bytes = 0
@@ -69,8 +69,8 @@ async def page_of(client: Client, batch_id: str, cursor: int) -> Page:
             results.append(event.result)
             size_bytes += event.result.ByteSize()
             if len(results) >= PAGE_RESULTS or size_bytes >= PAGE_BYTES:
-                return Page(results, under_way, False, size_bytes)
-    return Page(results, under_way, True, size_bytes)
+                return ResultPage(results, under_way, False, size_bytes)
+    return ResultPage(results, under_way, True, size_bytes)
 
 
 def log_of(client: Client, batch_id: str) -> Callable[[int], Awaitable[Sheet[pb.Result]]]:

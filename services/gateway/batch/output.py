@@ -35,7 +35,7 @@ from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
 from services.gateway.pace import give_way
-from services.gateway.pages import Page, Pages
+from services.gateway.pages import Paged, Pages
 from services.gateway.reply import Writing
 from services.gateway.shelf import Shelf
 
@@ -230,7 +230,7 @@ class Output:
                 await self._shelf.file(file_id)
             await put_view(self._shelf, batch, file_id, kind, size_bytes)
 
-    async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[Page[pb.Result], None]:
+    async def _in_completion_order(self, batch: Batch, errors: bool) -> AsyncGenerator[Paged[pb.Result], None]:
         """Yield, of each of a batch's lines in the order in which they ended, the page that has its result.
 
         With `errors`, those of the error file are whole: a line whose dead letter was requeued before the log was read
@@ -239,7 +239,7 @@ class Output:
         """
         looks_back = errors and batch.counts.dead > 0
         seen, count, failed = Numbers(), 0, 0
-        with Page(self._pages, batch.tenant, log_of(self._client, batch.batch_id), EXPECTED_BYTES) as page:
+        with Paged(self._pages, batch.tenant, log_of(self._client, batch.batch_id), EXPECTED_BYTES) as page:
             while await page.turn():
                 count += 1
                 if count % BREATHE_EVERY == 0:
@@ -261,16 +261,16 @@ class Output:
                     while await page.turn():
                         yield page
 
-    async def _in_input_order(self, batch: Batch) -> AsyncGenerator[Page[pb.Result], None]:
+    async def _in_input_order(self, batch: Batch) -> AsyncGenerator[Paged[pb.Result], None]:
         for numbers in (await self._submitted(batch), await self._after(batch)):
             with self._looked_up(batch, numbers) as page:
                 while await page.turn():
                     yield page
 
-    def _looked_up(self, batch: Batch, numbers: Sequence[int]) -> Page[pb.Result]:
+    def _looked_up(self, batch: Batch, numbers: Sequence[int]) -> Paged[pb.Result]:
         """Return what has the results of these lines, one after the other."""
         read = looked_up(numbers, lambda number: self._result_of(batch, number))
-        return Page(self._pages, batch.tenant, read, EXPECTED_BYTES)
+        return Paged(self._pages, batch.tenant, read, EXPECTED_BYTES)
 
     async def _submitted(self, batch: Batch) -> Sequence[int]:
         """Return the lines up to where all were submitted, blank ones among them only where they are few.

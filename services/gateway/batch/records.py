@@ -37,7 +37,7 @@ class DamagedError(ValueError):
     """A batch's record cannot be read: it is damaged, or a newer gateway's."""
 
 
-class LostError(Exception):
+class LeaseLostError(Exception):
     """Another gateway holds the batch, or it has ended: leave it."""
 
 
@@ -218,7 +218,7 @@ class Held:
         held = cls(records, batch, revision, owner, lease_s, now_s)
         try:
             await held.save(batch)
-        except (LostError, ChangedError):
+        except (LeaseLostError, ChangedError):
             return None
         return held
 
@@ -228,7 +228,7 @@ class Held:
         return self.now_s() >= self.batch.expires_at
 
     async def save(self, batch: Batch | None = None) -> None:
-        """Put `batch`, or what was put last, and renew the lease. Raises LostError or ChangedError."""
+        """Put `batch`, or what was put last, and renew the lease. Raises LeaseLostError or ChangedError."""
         await self.change(lambda last: batch or last)
 
     async def change(self, made: Callable[[Batch], Batch]) -> None:
@@ -265,7 +265,7 @@ class Held:
     async def _look_again(self) -> None:
         found, revision = await self._records.get(self.batch.batch_id)
         if found.lease.owner != self._owner:
-            raise LostError
+            raise LeaseLostError
         self._revision = revision
         if found.status is self.batch.status:
             # What was put is our own: the answer was lost, and the call repeated.

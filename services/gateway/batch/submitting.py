@@ -84,7 +84,7 @@ class Submitting:
 
         Return False if the batch's time was over before there was room for all of it; may raise TooLateError then.
         """
-        # Raises LostError if another gateway has taken the batch, because this one was frozen.
+        # Raises LeaseLostError if another gateway has taken the batch, because this one was frozen.
         await self._held.beat()
         left = await self._send_once(window)
         while left and not self._held.late:

@@ -18,7 +18,7 @@ from services.gateway.batch import output as batch_output
 from services.gateway.batch.drive import Drive
 from services.gateway.batch.lines import ask_of, key_of, read_lines, request_of
 from services.gateway.batch.output import Output
-from services.gateway.batch.records import ChangedError, LostError
+from services.gateway.batch.records import ChangedError, LeaseLostError
 from services.gateway.batch.submitting import Submitting
 from services.gateway.batch.turns import Reader
 from services.gateway.batches import cancelled
@@ -209,7 +209,7 @@ async def test_a_gateway_that_was_frozen_leaves_nothing_behind_in_a_cancelled_ba
             submitted = len(rig.keys())
 
     monkeypatch.setattr(Submitting, name, freeze)
-    with pytest.raises(LostError):
+    with pytest.raises(LeaseLostError):
         await rig.drive(first).run()
     assert submitted == (0 if frozen == "before its window" else LINES)
     assert rig.keys() == []

@@ -28,7 +28,7 @@ from services.gateway.batch.records import (
     ChangedError,
     DamagedError,
     Held,
-    LostError,
+    LeaseLostError,
     new_batch_id,
 )
 from services.gateway.batch.turns import Turns
@@ -112,7 +112,7 @@ async def test_a_batch_is_held_by_one_until_its_lease_ends(rig: Rig) -> None:
     assert await Held.take(rig.records, batch.batch_id, "second", 10.0) is None
     await first.save()
     second = await rig.take(batch, "second", ahead_s=11)
-    with pytest.raises(LostError):
+    with pytest.raises(LeaseLostError):
         await first.save()
     await second.give_back()
     assert (await rig.records.get(batch.batch_id))[0].lease.owner == ""
@@ -137,7 +137,7 @@ async def test_two_that_drive_one_batch_submit_each_line_once(rig: Rig, monkeypa
     # The first one was stopped for longer than its lease, and does not know it.
     second = await rig.take(batch, "second", ahead_s=11)
     driving = asyncio.create_task(rig.drive(second).run())
-    with pytest.raises(LostError):
+    with pytest.raises(LeaseLostError):
         await rig.drive(first).run()
 
     async def all_there() -> bool:

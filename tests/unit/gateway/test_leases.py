@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from services.gateway.batch import driver
-from services.gateway.batch.records import Held, LostError, Stillness
+from services.gateway.batch.records import Held, LeaseLostError, Stillness
 from services.gateway.core.batch import MOST_LEASE_S, Batch, Status
 from tests.unit.gateway.test_drive import Rig, rig
 from tests.unit.gateway.test_driver import searching, until_ended
@@ -92,7 +92,7 @@ async def test_two_gateways_do_not_take_a_batch_from_each_other_for_ever(rig: Ri
             if name in held:
                 try:
                     await held[name].save()
-                except LostError:
+                except LeaseLostError:
                     del held[name]
             elif found := await Held.take(rig.records, batch.batch_id, name, LEASE_S, clock, looks[name].over):
                 held[name] = found

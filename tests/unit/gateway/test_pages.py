@@ -15,7 +15,7 @@ from services.gateway.batch.looks import LOOK_AHEAD, PAGE_BYTES, looked_up
 from services.gateway.batch.output import Output
 from services.gateway.core.batch import Counts, Status
 from services.gateway.limits import TELLING
-from services.gateway.pages import PIECE_BYTES, PLACE_BYTES, LostError, Page, Pages, Sheet, content_of
+from services.gateway.pages import PIECE_BYTES, PLACE_BYTES, HalfToldError, Paged, Pages, Sheet, content_of
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_drive import LINES, Rig, _true_of, rig
 
@@ -49,9 +49,9 @@ class Results:
 
 
 async def told(
-    read: Callable[[int], Awaitable[Sheet[bytes]]], pages: Pages, held: list[Page[bytes]] | None = None
+    read: Callable[[int], Awaitable[Sheet[bytes]]], pages: Pages, held: list[Paged[bytes]] | None = None
 ) -> AsyncGenerator[bytes, None]:
-    with Page(pages, "acme", read, PLACE_BYTES) as page:
+    with Paged(pages, "acme", read, PLACE_BYTES) as page:
         if held is not None:
             held.append(page)
         while await page.turn():
@@ -128,7 +128,7 @@ async def test_a_line_that_was_let_go_and_is_another_is_not_told_to_its_end(afte
     async with asyncio.timeout(30):
         await _all(told(Results(b"other").read, pages))
         results.lines = after
-        with pytest.raises(LostError):
+        with pytest.raises(HalfToldError):
             await anext(slow)
 
 
@@ -136,7 +136,7 @@ async def test_downloads_that_nobody_takes_hold_no_more_than_there_is_room_for()
     """Each page takes more than was expected, and all of them many times what there is room for."""
     pages = Pages(8, 0.0)
     results = [Results(LARGE, size_bytes=3 * PLACE_BYTES) for _ in range(20)]
-    held: list[Page[bytes]] = []
+    held: list[Paged[bytes]] = []
     downloads = [told(one.read, pages, held) for one in results]
     async with asyncio.timeout(30):
         begun = [await anext(slow) for slow in downloads]
@@ -165,7 +165,7 @@ async def test_who_waits_for_room_holds_nothing_of_the_page_before() -> None:
             assert not [page for page in held if not page._had and (page._one or page._line)]
         return whole
 
-    pages, held = Pages(8, 60.0), list[Page[bytes]]()
+    pages, held = Pages(8, 60.0), list[Paged[bytes]]()
     reads = [pages_of_one(Results(size_bytes=4 * PLACE_BYTES)) for _ in range(6)]
     async with asyncio.timeout(30):
         wholes = await asyncio.gather(*(watched(told(read, pages, held)) for read in reads))
@@ -174,8 +174,8 @@ async def test_who_waits_for_room_holds_nothing_of_the_page_before() -> None:
 
 async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() -> None:
     pages = Pages(4, 60.0)
-    large = Page(pages, "acme", Results().read, 9 * PLACE_BYTES)
-    small = [Page(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc"]
+    large = Paged(pages, "acme", Results().read, 9 * PLACE_BYTES)
+    small = [Paged(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc"]
     await small[0].take()
     waiting = asyncio.create_task(large.take(9))
     await asyncio.sleep(0)
@@ -191,8 +191,8 @@ async def test_a_page_that_takes_all_there_is_room_for_is_not_passed_for_ever() 
     assert pages._free == 2
 
 
-async def _asked(pages: Pages, tenant: str, places: int) -> tuple[Page[bytes], asyncio.Task[None]]:
-    page = Page(pages, tenant, Results().read, PLACE_BYTES)
+async def _asked(pages: Pages, tenant: str, places: int) -> tuple[Paged[bytes], asyncio.Task[None]]:
+    page = Paged(pages, tenant, Results().read, PLACE_BYTES)
     taking = asyncio.create_task(page.take(places))
     await asyncio.sleep(0)
     return page, taking
@@ -230,7 +230,7 @@ async def test_who_waits_for_much_is_not_passed_for_ever() -> None:
 
 async def test_who_waits_for_much_and_leaves_lets_others_pass() -> None:
     pages = Pages(4, 60.0)
-    first, large, small = (Page(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc")
+    first, large, small = (Paged(pages, tenant, Results().read, PLACE_BYTES) for tenant in "abc")
     await first.take()
     waiting = asyncio.create_task(large.take(4))
     await asyncio.sleep(0)

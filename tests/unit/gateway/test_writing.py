@@ -23,7 +23,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch import output
 from services.gateway.batch.drive import Drive
 from services.gateway.batch.lines import Reference, key_of
-from services.gateway.batch.looks import Looks, Page
+from services.gateway.batch.looks import Looks, ResultPage
 from services.gateway.batch.output import Output, line_of
 from services.gateway.batch.turns import Turns
 from services.gateway.core.batch import Batch, Counts
@@ -68,7 +68,7 @@ async def test_large_lines_are_counted_beside_the_loop(beside: list[bool]) -> No
     nothing: Any = None
     held: Any = SimpleNamespace(batch=BATCH)
     drive = Drive(nothing, nothing, nothing, GatewayMetrics(CollectorRegistry()), held, Turns(), Looks())
-    counts, cursor = await drive._tally_page(Page(RESULTS, 0, True, 0), Counts(4), 0)
+    counts, cursor = await drive._tally_page(ResultPage(RESULTS, 0, True, 0), Counts(4), 0)
     assert (counts.completed, counts.output_bytes, cursor) == (4, SIZE_BYTES, 4)
     assert beside == BESIDE
 
