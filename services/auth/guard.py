@@ -14,6 +14,7 @@ from penstock.credentials import AUTHORIZATION, TENANT
 from penstock.keys import DEFAULT_TENANT, NAME, ApiKey, Role
 from services.auth.caller import CALLER, Caller, open_caller
 from services.auth.keyring import Keyring, NotAllowedError, Reason
+from services.rpc.interruption import Interruption
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -46,17 +47,22 @@ class Certificate:
     common_name: str
 
 
-@dataclass(slots=True)
+class _OverError(Exception):
+    """An open call may not go on."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _OpenCall:
     """One call that is being served, and what let it in."""
 
-    task: asyncio.Task[Any]
+    interruption: Interruption
     credential: ApiKey | Certificate
     caller: Caller
     submits: bool
-    over: bool = False
-    moved: bool = False
-    """Whether it may be made again: its credential is good, and its caller's channels are others."""
 
 
 class Guard:
@@ -72,7 +78,7 @@ class Guard:
         self._keyring = keyring
         self._rights = rights or {}
         self._count = count_refusal
-        self._calls: dict[int, _OpenCall] = {}
+        self._calls: set[_OpenCall] = set()
         self.on_change: Callable[[], None] = lambda: None
         """Called when the keys file says something else."""
 
@@ -88,20 +94,15 @@ class Guard:
         except NotAllowedError as error:
             await self.refuse(error, context)
         CALLER.set(caller)
-        task = asyncio.current_task()
-        assert task is not None, "a call is served by a task"
-        call = self._calls[id(task)] = _OpenCall(task, credential, caller, self._rights[method].submits)
+        call = _OpenCall(Interruption(), credential, caller, self._rights[method].submits)
+        self._calls.add(call)
         try:
-            yield
-        except asyncio.CancelledError:
-            # A cancellation of somebody else's at the same time stays one.
-            if call.over and task.uncancel() == 0:
-                if call.moved:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "the caller's channels have changed; call again")
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the API key is no longer good for this call")
-            raise
+            with call.interruption:
+                yield
+        except _OverError as over:
+            await context.abort(over.code, str(over))
         finally:
-            del self._calls[id(task)]
+            self._calls.discard(call)
 
     async def refuse(self, error: NotAllowedError, context: Context) -> None:
         """End a call with the status of a refusal, and count it."""
@@ -117,15 +118,18 @@ class Guard:
         while True:
             if await self._keyring.refresh():
                 self.on_change()
-            for call in list(self._calls.values()):
-                if call.over:
-                    continue
-                good = self._holds(self._keyring, call.credential)
-                call.moved = good and call.submits and call.caller.channels != _channels(self._keyring, call)
-                if call.moved or not good:
-                    call.over = True
-                    call.task.cancel()
+            for call in self._calls:
+                if (over := self._over(self._keyring, call)) is not None:
+                    call.interruption.end(over)
             await asyncio.sleep(POLL_S)
+
+    def _over(self, keyring: Keyring, call: _OpenCall) -> _OverError | None:
+        """Return why an open call may not go on, None if it may."""
+        if not self._holds(keyring, call.credential):
+            return _OverError(grpc.StatusCode.UNAUTHENTICATED, "the API key is no longer good for this call")
+        if call.submits and call.caller.channels != _channels(keyring, call):
+            return _OverError(grpc.StatusCode.UNAVAILABLE, "the caller's channels have changed; call again")
+        return None
 
     def _holds(self, keyring: Keyring, credential: ApiKey | Certificate) -> bool:
         if isinstance(credential, Certificate):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from starlette.types import Receive
 
 from services.gateway.intake import ClientGoneError
+from services.rpc.interruption import Interruption
 
 
 @asynccontextmanager
@@ -17,24 +18,15 @@ async def until_hangup(receive: Receive) -> AsyncIterator[None]:
 
     The request's body must have been read: what else the client sends is dropped.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
+    with Interruption() as interruption:
 
-    async def listen() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        task.cancel()
+        async def listen() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            interruption.end(ClientGoneError())
 
-    listener = asyncio.create_task(listen(), name="hangup")
-    try:
-        yield
-    except asyncio.CancelledError:
-        # A cancellation of somebody else's at the same time stays one.
-        if gone and task.uncancel() == 0:
-            raise ClientGoneError from None
-        raise
-    finally:
-        listener.cancel()
+        listener = asyncio.create_task(listen(), name="hangup")
+        try:
+            yield
+        finally:
+            listener.cancel()

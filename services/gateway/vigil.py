@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from penstock.client import Client
 from penstock.credentials import pass_on
 from penstock.errors import PenstockError, Unauthenticated
+from services.rpc.interruption import Interruption
 
 log = logging.getLogger(__name__)
 
@@ -30,38 +31,27 @@ class Vigil:
         """Ask through `client`, every `look_s` seconds. None: there are no keys, and nothing is asked."""
         self._client = client
         self._look_s = look_s
-        self._answered: dict[str, set[asyncio.Task[object]]] = {}
-        """Tasks that answer, by the Authorization header that they were asked with."""
-        self._over: set[asyncio.Task[object]] = set()
+        self._answered: dict[str, set[Interruption]] = {}
+        """What ends each answer, by the Authorization header that it was asked for with."""
         self._looking: asyncio.Task[None] | None = None
 
     @contextmanager
     def over(self, authorization: str) -> Iterator[None]:
-        """Run the body of the `with`; raises Unauthenticated out of it once the client's key is not good any more.
-
-        The present task must not answer two clients.
-        """
+        """Run the body of the `with`; raises Unauthenticated out of it once the client's key is not good any more."""
         if self._client is None or not authorization:
             yield
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._answered.setdefault(authorization, set()).add(task)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(self._client), name="vigil")
-        try:
-            yield
-        except asyncio.CancelledError:
-            # A cancellation of somebody else's at the same time stays one.
-            if task in self._over and task.uncancel() == 0:
-                raise Unauthenticated("the API key is no longer good for this answer") from None
-            raise
-        finally:
-            self._over.discard(task)
-            tasks = self._answered[authorization]
-            tasks.discard(task)
-            if not tasks:
-                del self._answered[authorization]
+        with Interruption() as interruption:
+            answers = self._answered.setdefault(authorization, set())
+            answers.add(interruption)
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._look(self._client), name="vigil")
+            try:
+                yield
+            finally:
+                answers.discard(interruption)
+                if not answers:
+                    del self._answered[authorization]
 
     async def close(self) -> None:
         """Ask nothing more."""
@@ -78,11 +68,9 @@ class Vigil:
                     self._end(authorization)
 
     def _end(self, authorization: str) -> None:
-        tasks = self._answered.get(authorization, set()) - self._over
-        self._over |= tasks
-        for task in tasks:
-            task.cancel()
-        log.info("a key is no longer good: %d answers end", len(tasks))
+        answers = self._answered.get(authorization, ())
+        ended = [one.end(Unauthenticated("the API key is no longer good for this answer")) for one in answers]
+        log.info("a key is no longer good: %d answers end", sum(ended))
 
 
 async def _good(client: Client, authorization: str) -> bool:

@@ -178,14 +178,14 @@ async def test_other_open_calls_outlive_a_change_of_channels(asked: Asked, chang
 
     async with asked.client("acme") as client:
         name = await client.submit(prompt="p")
-        (submits,) = calls.values()
+        (submits,) = calls
         waiting = asyncio.create_task(client.result(name))
         await wait_for_async(lambda: open_calls(2), "the result to be followed")
-        (follows,) = (call for call in calls.values() if call is not submits)
+        (follows,) = (call for call in calls if call is not submits)
         await asked.change(**change)
         await wait_for_async(lambda: open_calls(1), "the submit stream to end")
-        assert [*calls.values()] == [follows]
-        assert not follows.over
+        assert [*calls] == [follows]
+        assert follows.interruption._error is None
         await client.cancel(name)
         assert (await waiting).outcome is penstock.Outcome.CANCELLED
 
@@ -194,11 +194,11 @@ async def test_all_open_calls_outlive_another_end_of_their_key(asked: Asked) -> 
     calls = asked.peer.service._guard._calls
     async with asked.client("acme") as client:
         await client.submit(prompt="p")
-        (submits,) = calls.values()
+        (submits,) = calls
         await asked.change(acme=f"{ACME}expires = 2100-01-01T00:00:00Z")
         await client.submit(prompt="p")
-        assert [*calls.values()] == [submits]
-        assert not submits.over
+        assert [*calls] == [submits]
+        assert submits.interruption._error is None
         await asked.change(acme=f"{ACME}expires = 2001-01-01T00:00:00Z")
         assert (await told(client))[0] is penstock.Unauthenticated
 
