@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 GAP_S = 0.0005
@@ -28,7 +29,8 @@ class Pace:
         self._unused_s = gap_s * (at_once - 1)
         self._sleep = sleep
         self._line = asyncio.Lock()
-        self._due_s = 0.0
+        self._due_s = -math.inf
+        """When the next may be let on (loop's time); the first one any time."""
 
     async def place(self) -> None:
         """Wait for a place; one who is cancelled meanwhile takes none."""
