@@ -21,6 +21,7 @@ from services.worker.engine import PromptSpec
 from services.worker.gen_ai import RunSpans
 from services.worker.links import queue_link, scheduler_link
 from services.worker.metrics import WorkerMetrics
+from services.worker.name import Name
 from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.service import sizes_of
@@ -94,8 +95,9 @@ class Fleet:
             RunSpans(Telemetry(None), shape, f"worker-{number}"),
         )
         held.append(runner)
-        scheduler = scheduler_link(options.scheduler, Access(), runner.post, runner.grant_arrived)
-        queue = queue_link(options.queue, Access(), runner.post, runner.deliver_arrived)
+        name = Name()
+        scheduler = scheduler_link(options.scheduler, Access(), runner.post, runner.grant_arrived, name)
+        queue = queue_link(options.queue, Access(), runner.post, runner.deliver_arrived, name)
         runner.connect(scheduler, queue)
         for work in (runner.run(), scheduler.run(), queue.run()):
             self._spawn(work)

@@ -6,18 +6,15 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import grpc
-
-from penstock.connection import cancelled_by_somebody
 from penstock.queue.v1 import queue_pb2
 from penstock.tls import Access
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
+from services.rpc.peer_stream import Ending, run_stream
 from services.rpc.streams import StreamMethod, stream_method
-from services.rpc.unread import end_unread
 from services.scheduler import wire
 from services.scheduler.core.messages import QueueOpened
 
@@ -40,14 +37,6 @@ class Listener(Protocol):
 
     def feed(self, messages: Iterable[Any]) -> None:
         """Hear messages, in order."""
-
-
-class Ending(NamedTuple):
-    """Why a stream ended."""
-
-    kind: Any
-    """The status, or another word for the kind: what is logged when it changes."""
-    text: str
 
 
 class BacklogLink:
@@ -79,31 +68,22 @@ class BacklogLink:
         """Run one stream to its end; return why it ended."""
         outbox = Outbox()
         outbox.put(wire.backlog_open(self._name, self._instance_id, self._runner.workers()))
-        call = backlog(outbox.frames())
-        unread = asyncio.create_task(end_unread(call, outbox, "the queue", log), name="unread")
         opened = False
+
+        def take(frame: queue_pb2.BacklogResponse) -> None:
+            nonlocal opened
+            messages = [wire.from_queue(message) for message in frame.messages]
+            if not opened and messages:
+                self._check_first(messages[0])
+                self._runner.open_queue(outbox)
+                opened = True
+            self._runner.feed(messages)
+
         try:
-            async for frame in call:
-                messages = [wire.from_queue(message) for message in frame.messages]
-                if not opened and messages:
-                    self._check_first(messages[0])
-                    self._runner.open_queue(outbox)
-                    opened = True
-                self._runner.feed(messages)
-            return Ending("ended", "it ended the stream")
-        except grpc.aio.AioRpcError as error:
-            return Ending(error.code(), error.details() or error.code().name)
+            return await run_stream(backlog, outbox, "the queue", log, take)
         except wire.InvalidFieldError as fault:
             return Ending("protocol", f"it broke the protocol: {fault}")
-        except asyncio.CancelledError:
-            if cancelled_by_somebody():
-                raise
-            # By `end_unread`, or by gRPC, which cancels a call whose next frame cannot be made.
-            return Ending("broken", "the stream broke off")
         finally:
-            unread.cancel()
-            outbox.close()
-            call.cancel()
             if opened:
                 self._runner.close_queue()
 

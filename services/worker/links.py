@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
-from penstock.connection import cancelled_by_somebody
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
-from services.rpc.names import ASK_S, NameTakenError
 from services.rpc.outbox import Outbox
+from services.rpc.peer_stream import Ending, run_stream
 from services.rpc.streams import stream_method
-from services.rpc.unread import end_unread
 from services.worker import wire
 from services.worker.core import messages as m
+from services.worker.name import Claim, Name
 
 log = logging.getLogger("worker.links")
 
@@ -62,11 +60,12 @@ class Link(Generic[Up]):
         access: Access,
         dialect: Dialect,
         post: Callable[[m.Message], None],
-        ask_s: float = ASK_S,
+        claim: Claim,
+        leader: Claim | None = None,
     ) -> None:
-        """Connect to `address`; tell `post` of the stream's beginning and end.
+        """Connect to `address`; tell `post` of the stream's beginning and end, and `claim` whose the name is there.
 
-        A worker that was never let in asks for `ask_s` seconds for a name that another instance has.
+        While the name is another's at the peer of `leader` there is no stream.
         """
         self._address = address
         self._access = access
@@ -77,22 +76,13 @@ class Link(Generic[Up]):
         self._opening: asyncio.Future[Up] | None = None
         self._waiting = False
         self._finishing = False
-        self._ask_s = ask_s
-        self._taken_s: float | None = None
-        self.let_in = asyncio.Event()
-        """Set for good when the peer has taken this instance in."""
-        self._name_ours = asyncio.Event()
-        self._name_ours.set()
-        self._lead: Link[Any] | None = None
-        self._follower: Link[Any] | None = None
-
-    def follow(self, lead: Link[Any]) -> None:
-        """Have no stream from when `lead`'s peer says that the name is another instance's until it lets this one in.
-
-        Without it two instances that have both been let in once might hold one stream each, and neither do any work.
-        """
-        self._lead = lead
-        lead._follower = self
+        self._opened = False
+        """Whether the peer has said something on the present stream."""
+        self._backoff = Backoff()
+        self._claim = claim
+        self._leader = leader
+        if leader is not None:
+            leader.on_lost = self._end_stream
 
     def open(self, message: Up) -> None:
         """Open the stream with `message`; the session's answer to `reached`."""
@@ -122,16 +112,17 @@ class Link(Generic[Up]):
 
         Raises NameTakenError if another instance keeps the name of this one, which was never let in.
         """
-        backoff = Backoff()
         async with self._access.open(self._address, CHANNEL_OPTIONS) as channel:
             while not self._finishing:
-                if self._lead is not None:
-                    await self._lead._name_ours.wait()
+                if self._leader is not None:
+                    await self._leader.ours.wait()
                 await self._connected(channel)
-                reason = await self._stream(channel, backoff)
+                ending = await self._stream(channel)
+                if ending.kind is grpc.StatusCode.ALREADY_EXISTS:
+                    self._claim.lost(ending.text)
                 if not self._finishing:
-                    self._say_waiting(reason)
-                    await asyncio.sleep(backoff.next_s())
+                    self._say_waiting(ending.text)
+                    await asyncio.sleep(self._backoff.next_s())
 
     async def _connected(self, channel: grpc.aio.Channel) -> None:
         """Return when the peer accepts connections."""
@@ -142,55 +133,32 @@ class Link(Generic[Up]):
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
 
-    async def _stream(self, channel: grpc.aio.Channel, backoff: Backoff) -> str:
+    async def _stream(self, channel: grpc.aio.Channel) -> Ending:
         """Run one stream to its end; return why it ended."""
         self._outbox = Outbox()
         self._opening = asyncio.get_running_loop().create_future()
+        self._opened = False
         self._post(self._dialect.reached)
-        opened = False
-        watch: asyncio.Task[None] | None = None
         try:
             self._outbox.put(await self._opening)
-            call = stream_method(channel, self._dialect.service, self._dialect.method)(self._outbox.frames())
-            watch = asyncio.create_task(end_unread(call, self._outbox, self._dialect.name, log), name="unread")
-            async for frame in call:
-                if not opened:
-                    opened = True
-                    backoff.connected()
-                    self.let_in.set()
-                    self._name_ours.set()
-                    self._waiting = False
-                    log.info("%s: connected to %s", self._dialect.name, self._address)
-                self._dialect.take(frame)
-            return "the stream was closed"
-        except grpc.aio.AioRpcError as error:
-            reason = error.details() or str(error.code())
-            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
-                self._name_taken(reason)
-            return reason
-        except asyncio.CancelledError:
-            if cancelled_by_somebody():
-                raise
-            # By `end_unread`, or by gRPC, which cancels a call whose next frame cannot be made, and tells nobody why.
-            return "the stream broke off"
+            method = stream_method(channel, self._dialect.service, self._dialect.method)
+            return await run_stream(method, self._outbox, self._dialect.name, log, self._take)
         finally:
-            if watch is not None:
-                watch.cancel()
             self._outbox.close()
             self._post(self._dialect.down)
 
-    def _name_taken(self, reason: str) -> None:
-        """Give up if an instance that has not done anything yet has asked for long enough.
+    def _take(self, frame: Any) -> None:
+        """Take one frame of the peer; with the first it has let this instance in."""
+        if not self._opened:
+            self._opened = True
+            self._backoff.connected()
+            self._claim.won()
+            self._waiting = False
+            log.info("%s: connected to %s", self._dialect.name, self._address)
+        self._dialect.take(frame)
 
-        One that was let in before goes on asking: it has work, and is the one that the name belongs to.
-        """
-        self._name_ours.clear()
-        if self._follower is not None:
-            self._follower._outbox.close()
-        now_s = time.monotonic()
-        self._taken_s = now_s if self._taken_s is None else self._taken_s
-        if not self.let_in.is_set() and now_s - self._taken_s >= self._ask_s:
-            raise NameTakenError(reason)
+    def _end_stream(self) -> None:
+        self._outbox.close()
 
     def _say_waiting(self, reason: str) -> None:
         """Log, once per loss, that the peer is waited for."""
@@ -200,9 +168,9 @@ class Link(Generic[Up]):
 
 
 def scheduler_link(
-    address: str, access: Access, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None]
+    address: str, access: Access, post: Callable[[m.Message], None], on_grant: Callable[[s.Grant], None], name: Name
 ) -> Link[s.WorkerToScheduler]:
-    """Return the Credits link; `on_grant` gets each Grant, and tells the session."""
+    """Return the Credits link of the worker of this name; `on_grant` gets each Grant, and tells the session."""
 
     def take(frame: s.CreditsResponse) -> None:
         for message in frame.messages:
@@ -220,15 +188,14 @@ def scheduler_link(
             else:
                 log.warning("scheduler: a message of an unknown kind was ignored")
 
-    return Link(
-        address, access, Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take), post
-    )
+    dialect = Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", take)
+    return Link(address, access, dialect, post, name.at_scheduler, leader=name.at_queue)
 
 
 def queue_link(
-    address: str, access: Access, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None]
+    address: str, access: Access, post: Callable[[m.Message], None], on_deliver: Callable[[q.Deliver], None], name: Name
 ) -> Link[q.WorkerToQueue]:
-    """Return the Work link; `on_deliver` gets each Deliver, and tells the session."""
+    """Return the Work link of the worker of this name; `on_deliver` gets each Deliver, and tells the session."""
 
     def take(frame: q.WorkResponse) -> None:
         for message in frame.messages:
@@ -241,4 +208,5 @@ def queue_link(
             else:
                 post(heard)
 
-    return Link(address, access, Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take), post)
+    dialect = Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", take)
+    return Link(address, access, dialect, post, name.at_queue)

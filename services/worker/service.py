@@ -26,6 +26,7 @@ from services.worker.engine import Engine, EngineShape
 from services.worker.gen_ai import RunSpans
 from services.worker.links import Link, queue_link, scheduler_link
 from services.worker.metrics import WorkerMetrics
+from services.worker.name import Name
 from services.worker.rendering import Rendering
 from services.worker.runner import Identity, Runner
 from services.worker.settings import PROGRAM, WorkerSettings
@@ -101,11 +102,13 @@ class Service:
             WorkerMetrics(session, capacity),
             RunSpans(telemetry, shape, worker_id),
         )
+        self._name = Name()
         self._scheduler = scheduler_link(
-            settings.scheduler_address, settings.access, self.runner.post, self.runner.grant_arrived
+            settings.scheduler_address, settings.access, self.runner.post, self.runner.grant_arrived, self._name
         )
-        self._queue = queue_link(settings.queue_address, settings.access, self.runner.post, self.runner.deliver_arrived)
-        self._scheduler.follow(self._queue)
+        self._queue = queue_link(
+            settings.queue_address, settings.access, self.runner.post, self.runner.deliver_arrived, self._name
+        )
         self.runner.connect(self._scheduler, self._queue)
         log.info(
             "%s serves %s: %d blocks of %d tokens may be booked, window %d tokens",
@@ -151,7 +154,7 @@ class Service:
 
         Not before: the queue would take the leases of another instance of the same name whose stream has just broken.
         """
-        await self._scheduler.let_in.wait()
+        await self._name.at_scheduler.let_in.wait()
         await self._queue.run()
 
     async def _wind_down(self, asked: bool, tasks: list[asyncio.Task[None]]) -> int:

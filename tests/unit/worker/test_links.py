@@ -14,6 +14,7 @@ from penstock.tls import Access
 from services.rpc.names import NameTakenError
 from services.worker.core import messages as m
 from services.worker.links import QUEUE, SCHEDULER, Dialect, Link
+from services.worker.name import Name
 from tests.support.fake_peers import Peers, until
 
 LARGE = s.WorkerToScheduler(draining=s.Draining(reason="x" * 60_000))
@@ -32,7 +33,11 @@ class Asking:
 
     def __init__(self, port: int, ask_s: float) -> None:
         dialect = Dialect("scheduler", m.SchedulerReached(), m.SchedulerDown(), SCHEDULER, "Credits", lambda _: None)
-        self.link: Link[s.WorkerToScheduler] = Link(f"127.0.0.1:{port}", Access(), dialect, self._heard, ask_s)
+        self.name = Name(ask_s)
+        self.let_in = self.name.at_scheduler.let_in
+        self.link: Link[s.WorkerToScheduler] = Link(
+            f"127.0.0.1:{port}", Access(), dialect, self._heard, self.name.at_scheduler, self.name.at_queue
+        )
         self.task = asyncio.create_task(self.link.run())
 
     def _heard(self, message: m.Message) -> None:
@@ -46,7 +51,7 @@ async def test_an_instance_that_was_never_let_in_gives_up(peers: Peers) -> None:
     with pytest.raises(NameTakenError, match="another instance of 'w1' is connected"):
         await asking.task
     assert peers.scheduler.refused == 1
-    assert not asking.link.let_in.is_set()
+    assert not asking.let_in.is_set()
 
 
 async def test_it_asks_for_a_while_because_the_other_may_be_gone(peers: Peers) -> None:
@@ -54,13 +59,13 @@ async def test_it_asks_for_a_while_because_the_other_may_be_gone(peers: Peers) -
     asking = Asking(peers.scheduler_port, ask_s=600.0)
     await until(lambda: peers.scheduler.refused > 1, "a second question")
     peers.scheduler.name_taken = False
-    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    await asyncio.wait_for(asking.let_in.wait(), 60)
     asking.task.cancel()
 
 
 async def test_an_instance_that_was_let_in_goes_on_asking(peers: Peers) -> None:
     asking = Asking(peers.scheduler_port, ask_s=0.0)
-    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    await asyncio.wait_for(asking.let_in.wait(), 60)
     peers.scheduler.name_taken = True
     peers.scheduler.hang_up()
     await until(lambda: peers.scheduler.refused > 1, "a second question")
@@ -74,10 +79,12 @@ async def test_who_lost_its_name_at_the_queue_leaves_the_scheduler_to_the_other(
     asking = Asking(peers.scheduler_port, ask_s=0.0)
     queue = Dialect("queue", m.QueueReached(), m.QueueDown(), QUEUE, "Work", lambda _: None)
     opening = q.WorkerToQueue(open=q.WorkOpen(worker_id="w1", instance_id="i"))
-    work: Link[q.WorkerToQueue] = Link(f"127.0.0.1:{peers.queue_port}", Access(), queue, lambda _: work.open(opening))
-    asking.link.follow(work)
+    claim = asking.name.at_queue
+    work: Link[q.WorkerToQueue] = Link(
+        f"127.0.0.1:{peers.queue_port}", Access(), queue, lambda _: work.open(opening), claim
+    )
     working = asyncio.create_task(work.run())
-    await asyncio.wait_for(work.let_in.wait(), 60)
+    await asyncio.wait_for(claim.let_in.wait(), 60)
     await until(lambda: len(peers.scheduler.opens) == 1, "both streams")
 
     peers.queue.name_taken = True
@@ -98,7 +105,7 @@ async def test_a_peer_that_does_not_read_is_told_anew_and_costs_a_bounded_amount
     monkeypatch.setattr("services.rpc.unread.UNREAD_LOOK_S", 0.05)
     asking = Asking(peers.scheduler_port, ask_s=0.0)
     link = asking.link
-    await asyncio.wait_for(link.let_in.wait(), 60)
+    await asyncio.wait_for(asking.let_in.wait(), 60)
     peers.scheduler.listens.clear()
     unread = link._outbox
     for _ in range(1000):  # of which gRPC takes some megabytes
@@ -116,7 +123,7 @@ async def test_a_peer_that_reads_is_told_however_much_it_is(peers: Peers, monkey
     monkeypatch.setattr("services.rpc.unread.MAX_UNSENT_BYTES", 1_000)
     monkeypatch.setattr("services.rpc.unread.UNREAD_LOOK_S", 60.0)
     asking = Asking(peers.scheduler_port, ask_s=0.0)
-    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    await asyncio.wait_for(asking.let_in.wait(), 60)
     for _ in range(100):
         asking.link.send(LARGE)
     await until(lambda: len(peers.scheduler.draining) == 100, "all of it")
@@ -131,7 +138,7 @@ async def test_a_frame_that_cannot_be_made_costs_the_stream_and_not_the_link(pee
         raise OSError(5, "Input/output error")
 
     asking = Asking(peers.scheduler_port, ask_s=0.0)
-    await asyncio.wait_for(asking.link.let_in.wait(), 60)
+    await asyncio.wait_for(asking.let_in.wait(), 60)
     asking.link.send_later(broken)
     await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
     assert not asking.task.done()
