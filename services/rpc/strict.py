@@ -122,8 +122,8 @@ def _checked(message: Any) -> Any:
     return message
 
 
-async def _first_of(messages: AsyncIterator[Any], context: Context) -> Any:
-    """Return the first message, None if there is none; ends the call if it does not come in time.
+async def _first_of(context: Context) -> Any:
+    """Return the first message, EOF if there is none; ends the call if it does not come in time.
 
     In two halves: a loop that has stood still hears that the time is over before it hears what came meanwhile.
     """
@@ -132,7 +132,7 @@ async def _first_of(messages: AsyncIterator[Any], context: Context) -> Any:
         async with asyncio.timeout(None) as limit:
             second = loop.call_later(half_s, lambda: limit.reschedule(loop.time() + half_s))
             try:
-                return await anext(messages, None)
+                return await context.read()
             finally:
                 second.cancel()
     except TimeoutError:
@@ -140,27 +140,29 @@ async def _first_of(messages: AsyncIterator[Any], context: Context) -> Any:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
 
 
-async def _one_of(messages: AsyncIterator[Any], context: Context) -> Any:
-    first = await _first_of(messages, context)
-    if first is None:
+async def _one_of(context: Context) -> Any:
+    first = await _first_of(context)
+    if first is grpc.aio.EOF:
         raise BadInputError("the call ended without a message")
     return _checked(first)
 
 
-async def _stream_of(messages: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-    return _checked_stream(await _first_of(messages, context), messages)
+async def _stream_of(context: Context) -> AsyncIterator[Any]:
+    return _checked_stream(await _first_of(context), context)
 
 
-async def _checked_stream(first: Any, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    if first is None:
-        return
-    yield _checked(first)
-    async for message in messages:
+async def _checked_stream(message: Any, context: Context) -> AsyncIterator[Any]:
+    while message is not grpc.aio.EOF:
         yield _checked(message)
+        message = await context.read()
 
 
-Read: TypeAlias = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
-"""Turns what gRPC reads into the argument of a method: one message, or a stream of them."""
+Read: TypeAlias = Callable[[Context], Awaitable[Any]]
+"""Turns what gRPC reads into the argument of a method: one message, or a stream of them.
+
+It asks the context for each. gRPC's own iterator is a cycle with the generator inside it, which holds the message that
+it gave last: unless it was read to its end, both would wait for the garbage collector.
+"""
 
 
 class _Door:
@@ -185,19 +187,40 @@ class _Door:
 
 
 def _to_one(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: Context) -> Any:
-        async with door.admit(context):
-            return await call(await read(requests, context), context)
+    async def handle(_requests: AsyncIterator[Any], context: Context) -> Any:
+        try:
+            async with door.admit(context):
+                return await call(await read(context), context)
+        except grpc.aio.AbortError as error:
+            _part_from_its_call(error)
+            raise
 
     return handle
 
 
 def _to_many(call: Callable[..., Any], read: Read, door: _Door) -> Callable[..., Any]:
-    async def handle(requests: AsyncIterator[Any], context: Context) -> None:
-        async with door.admit(context), aclosing(call(await read(requests, context), context)) as responses:
-            async for response in responses:
-                # Written here and not yielded to gRPC: a call that the guard ends while gRPC writes for it would end
-                # outside of `admit`, and its client would never be told a status.
-                await context.write(response)
+    async def handle(_requests: AsyncIterator[Any], context: Context) -> None:
+        try:
+            async with door.admit(context), aclosing(call(await read(context), context)) as responses:
+                async for response in responses:
+                    # Written here and not yielded to gRPC: a call that the guard ends while gRPC writes for it would
+                    # end outside of `admit`, and its client would never be told a status.
+                    await context.write(response)
+        except grpc.aio.AbortError as error:
+            _part_from_its_call(error)
+            raise
 
     return handle
+
+
+def _part_from_its_call(error: BaseException | None) -> None:
+    """Have an error, and what it was raised for, no longer lead to the frames that it has passed.
+
+    gRPC keeps the error that ended a call in the call's state. The frames hold the call's context, and it the state:
+    with all that they hold, the message first of all, they would wait for the garbage collector, which comes seldom
+    (`GC_THRESHOLDS`).
+    """
+    while error is not None:
+        before = error.__context__ or error.__cause__
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        error = before

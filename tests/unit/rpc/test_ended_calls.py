@@ -59,7 +59,7 @@ async def test_a_call_that_is_ended_while_it_writes_is_told_so(tmp_path: Path) -
         finally:
             ended.append("answers")
 
-    async def read(_: object, __: object) -> None: ...
+    async def read(_: object) -> None: ...
 
     handle = _to_many(answers, cast(Any, read), _Door(Doorkeeper(), guard, "Method"))
     serving = asyncio.create_task(handle(cast(Any, None), cast(Context, context)))
