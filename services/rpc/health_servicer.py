@@ -72,15 +72,15 @@ class HealthServicer:
         self, request: health_pb2.HealthCheckRequest, context: Context
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         """Tell how a service is, and again whenever it is otherwise; SERVICE_UNKNOWN of one that is not there."""
-        async with self._watches.admit(context):
-            told: Status | None = None
-            while True:
-                # Before the status is read: what changes while a slow reader is told it must not be missed.
-                changed, over = self._changed, self._over
-                status = self._statuses.get(request.service, SERVICE_UNKNOWN)
-                if status != told:
-                    yield health_pb2.HealthCheckResponse(status=status)
-                    told = status
-                if over:
-                    return
-                await changed.wait()
+        await self._watches.admit(context)
+        told: Status | None = None
+        while True:
+            # Before the status is read: what changes while a slow reader is told it must not be missed.
+            changed, over = self._changed, self._over
+            status = self._statuses.get(request.service, SERVICE_UNKNOWN)
+            if status != told:
+                yield health_pb2.HealthCheckResponse(status=status)
+                told = status
+            if over:
+                return
+            await changed.wait()

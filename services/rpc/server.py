@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import sys
@@ -63,6 +64,7 @@ def bind(
     Prints the reason and raises SystemExit(69) if the port cannot be had.
     """
     raise_file_limit()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(in_one_line)
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
     add(server)
     health = HealthServicer()
@@ -78,6 +80,16 @@ def bind(
     except (OSError, RuntimeError) as error:
         raise _cannot_listen(listen, error) from None
     return Server(server, port, service_names, health)
+
+
+def in_one_line(record: logging.LogRecord) -> bool:
+    """Have what gRPC logs of a call that could not be answered be a warning without a stack trace; keep every record.
+
+    In most cases its client has hung up, and many can do so at once. The trace has gRPC's own lines, and no more.
+    """
+    if record.exc_info and type(record.exc_info[1]).__name__ == "ExecuteBatchError":
+        record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+    return True
 
 
 def require_port(listen: str) -> None:

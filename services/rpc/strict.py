@@ -59,20 +59,25 @@ class Doorkeeper:
         """Return the number of open calls."""
         return self._open.total()
 
-    @asynccontextmanager
-    async def admit(self, context: Context) -> AsyncIterator[None]:
-        """Count a call while it is open; ends it with RESOURCE_EXHAUSTED if its host has too many."""
+    async def admit(self, context: Context) -> None:
+        """Count the call that this task serves until it is over; ends it with RESOURCE_EXHAUSTED if its host has many.
+
+        It is over once its task is, which also sends the answer: who asks much and takes no answer has the calls open.
+        """
         host = context.peer().rpartition(":")[0]
         if self._open[host] >= self._most:
             text = f"this host has {self._most} calls open already; at most so many are allowed"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        task = asyncio.current_task()
+        assert task is not None, "a call is served by a task"
         self._open[host] += 1
-        try:
-            yield
-        finally:
-            self._open[host] -= 1
-            if not self._open[host]:
-                del self._open[host]
+        # Not the context's callback, which holds the context, and is held by it.
+        task.add_done_callback(lambda _: self._leave(host))
+
+    def _leave(self, host: str) -> None:
+        self._open[host] -= 1
+        if not self._open[host]:
+            del self._open[host]
 
 
 def add_servicer(
@@ -175,7 +180,8 @@ class _Door:
     async def admit(self, context: Context) -> AsyncIterator[None]:
         """Serve a call inside; ends it if it may not be made, or if the servicer refuses its input or its caller."""
         context.set_trailing_metadata(((ANSWERED, "1"),))  # so that its client knows the service's words from gRPC's
-        async with self._doorkeeper.admit(context), self._guard.admit(self._method, context):
+        await self._doorkeeper.admit(context)
+        async with self._guard.admit(self._method, context):
             try:
                 yield
             except BadInputError as error:

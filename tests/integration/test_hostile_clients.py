@@ -18,7 +18,13 @@ from penstock.limits import MAX_MESSAGE_BYTES
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.rpc.limits import MAX_CALLS_OF_HOST, MAX_CONNECTIONS, MAX_STREAMS
+from services.rpc.limits import (
+    MAX_CALLS,
+    MAX_CALLS_OF_HOST,
+    MAX_CONNECTIONS,
+    MAX_KEYLESS_CALLS_OF_HOST,
+    MAX_STREAMS,
+)
 from tests.support.fleet import Fleet, Service
 from tests.support.raw_http2 import CONTINUATION, HEADERS, RawConnection, frame, grpc_headers, grpc_message, literal
 from tests.support.waiting import wait_for_async
@@ -207,6 +213,29 @@ async def test_ten_thousand_idle_calls(victim: Service) -> None:
 
         await wait_for_async(refused, "the calls beyond the limit to be refused")
         await works()
+        for connection in connections:
+            await connection.close()
+
+
+async def test_calls_whose_answers_nobody_takes(victim: Service) -> None:
+    """As many as all hosts together may have open, without a key: all but those of one host are refused."""
+    async with undisturbed(victim) as works:
+        connections = [
+            await RawConnection.open(victim.address, window_bytes=0) for _ in range(MAX_CALLS // MAX_STREAMS)
+        ]
+        for connection in connections:
+            streams = range(1, 2 * MAX_STREAMS, 2)
+            await connection.call("/grpc.health.v1.Health/Check", streams, grpc_message(b""), last=True)
+        await works()
+
+        async def refused() -> bool:
+            return sum(len(connection.ended) for connection in connections) == MAX_CALLS - MAX_KEYLESS_CALLS_OF_HOST
+
+        await wait_for_async(refused, "the calls beyond the limit to be refused")
+        await works()
+        async with grpc.aio.insecure_channel(victim.address) as channel:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"") is not None
         for connection in connections:
             await connection.close()
 

@@ -9,6 +9,11 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 7, 8, 9
 END_STREAM, END_HEADERS = 1, 4
 
+INITIAL_WINDOW_SIZE = 4
+"""The setting (RFC 9113, 6.5.2) that says how much of an answer a client takes unless it says more."""
+
+DEFAULT_WINDOW_BYTES = 65_535
+
 HOSTILE_HOST = "127.0.0.2"
 """Where hostile clients come from: another host than that of the good ones, as far as the services can tell."""
 
@@ -52,13 +57,17 @@ class RawConnection:
         self._task = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, address: str, greet: bool = True) -> RawConnection:
-        """Connect from HOSTILE_HOST; with `greet`, introduce the client as HTTP/2 asks."""
+    async def open(cls, address: str, greet: bool = True, window_bytes: int = DEFAULT_WINDOW_BYTES) -> RawConnection:
+        """Connect from HOSTILE_HOST; with `greet`, introduce the client as HTTP/2 asks.
+
+        It takes `window_bytes` of each answer, and never says that it takes more.
+        """
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port), local_addr=(HOSTILE_HOST, 0))
         connection = cls(reader, writer)
         if greet:
-            await connection.send(PREFACE, frame(SETTINGS, 0, 0))
+            window = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + window_bytes.to_bytes(4, "big")
+            await connection.send(PREFACE, frame(SETTINGS, 0, 0, window))
         return connection
 
     async def send(self, *parts: bytes) -> bool:
@@ -72,11 +81,11 @@ class RawConnection:
             return False
         return not self.closed.is_set()
 
-    async def call(self, path: str, streams: Sequence[int], then: bytes = b"") -> bool:
-        """Open a call on each stream, and send `then` on it."""
+    async def call(self, path: str, streams: Sequence[int], then: bytes = b"", last: bool = False) -> bool:
+        """Open a call on each stream, and send `then` on it, as all there is to be said if it is the `last`."""
         block = grpc_headers(path)
         opening = [frame(HEADERS, END_HEADERS, stream, block) for stream in streams]
-        data = [frame(DATA, 0, stream, then) for stream in streams] if then else []
+        data = [frame(DATA, END_STREAM if last else 0, stream, then) for stream in streams] if then else []
         return await self.send(*opening, *data)
 
     async def close(self) -> None:

@@ -14,25 +14,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from services.rpc.limits import MAX_HEALTH_WATCHES_OF_HOST, MAX_KEYLESS_CALLS_OF_HOST
 from services.rpc.server import Server, bind
-from tests.support.raw_http2 import (
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    HEADERS,
-    PREFACE,
-    SETTINGS,
-    RawConnection,
-    frame,
-    grpc_headers,
-    grpc_message,
-)
+from tests.support.raw_http2 import RawConnection, grpc_message
 from tests.support.waiting import wait_for_async
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 NAME = "penstock.test.v1.TestService"
-INITIAL_WINDOW_SIZE = 4
 
 LONG_S = 20.0
 """Far more than anything here takes, and less than a peer that answers no ping is given (PING_TIMEOUT_MS)."""
@@ -80,11 +68,8 @@ async def test_a_watch_is_told_of_the_end_and_ends() -> None:
 
 async def test_a_watcher_who_does_not_read_keeps_nobody_waiting() -> None:
     async with serving() as (server, _, health):
-        deaf = await RawConnection.open(f"127.0.0.1:{server.port}", greet=False)
-        settings = INITIAL_WINDOW_SIZE.to_bytes(2, "big") + (0).to_bytes(4, "big")
-        await deaf.send(PREFACE, frame(SETTINGS, 0, 0, settings))
-        headers = frame(HEADERS, END_HEADERS, 1, grpc_headers("/grpc.health.v1.Health/Watch"))
-        await deaf.send(headers, frame(DATA, END_STREAM, 1, grpc_message(b"")))
+        deaf = await RawConnection.open(f"127.0.0.1:{server.port}", window_bytes=0)
+        await deaf.call("/grpc.health.v1.Health/Watch", [1], grpc_message(b""), last=True)
 
         async def begun() -> bool:
             return 1 in deaf.begun
@@ -128,6 +113,20 @@ async def test_calls_that_ask_for_no_key_are_counted_by_host_too(path: str) -> N
         for call in silent:
             call.cancel()
         await asyncio.wait(ended)
+
+
+async def test_checks_whose_answers_nobody_takes_are_open_calls_of_their_host() -> None:
+    async with serving() as (server, _, health):
+        deaf = await RawConnection.open(f"127.0.0.1:{server.port}", window_bytes=0)
+        streams = range(1, 2 * (MAX_KEYLESS_CALLS_OF_HOST + 44), 2)
+        await deaf.call("/grpc.health.v1.Health/Check", streams, grpc_message(b""), last=True)
+
+        async def refused() -> bool:
+            return len(deaf.ended) == 44
+
+        await wait_for_async(refused, "the checks beyond the limit to be refused")
+        assert (await health.Check(of(""))).status == SERVING, "another host has places of its own"
+        await deaf.close()
 
 
 async def test_reflection_lists_the_services() -> None:

@@ -15,6 +15,7 @@ from penstock.scheduler.v1 import scheduler_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2_grpc
 from services.rpc import strict
 from services.rpc.strict import BadInputError, Doorkeeper, add_servicer
+from tests.support.waiting import wait_for_async
 
 SERVICE = pb.DESCRIPTOR.services_by_name["SchedulerService"]
 
@@ -36,19 +37,31 @@ class Context:
         raise AbortedError(code, text)
 
 
+async def nobody(door: Doorkeeper) -> bool:
+    return len(door) == 0
+
+
 async def test_a_host_has_so_many_calls_over_all_its_connections() -> None:
     door: Any = Doorkeeper(2)
-    async with door.admit(Context("ipv4:10.0.0.1:1")), door.admit(Context("ipv4:10.0.0.1:2")):
-        with pytest.raises(AbortedError, match="this host has 2 calls open already"):
-            async with door.admit(Context("ipv4:10.0.0.1:3")):
-                pass
-        async with door.admit(Context("ipv4:10.0.0.2:1")), door.admit(Context("ipv6:[::1]:1")):
-            assert len(door) == 4
-    assert len(door) == 0
+    over = asyncio.Event()
+
+    async def call(peer: str, error: Exception | None = None) -> None:
+        await door.admit(Context(peer))
+        if error is not None:
+            raise error
+        await over.wait()
+
+    peers = ("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1", "ipv6:[::1]:1")
+    calls = [asyncio.create_task(call(peer)) for peer in peers]
+    with pytest.raises(AbortedError, match="this host has 2 calls open already"):
+        await asyncio.create_task(call("ipv4:10.0.0.1:3"))
+    assert len(door) == 4
+    over.set()
+    await asyncio.gather(*calls)
+    await wait_for_async(lambda: nobody(door), "the calls to be counted no more")
     with pytest.raises(BadInputError):
-        async with door.admit(Context("ipv4:10.0.0.1:4")):
-            raise BadInputError("field: wrong")
-    assert len(door) == 0, "a call that fails is over, too"
+        await asyncio.create_task(call("ipv4:10.0.0.1:4", BadInputError("field: wrong")))
+    await wait_for_async(lambda: nobody(door), "a call that failed to be counted no more")
 
 
 class Servicer:
@@ -92,17 +105,15 @@ async def test_a_call_that_says_nothing_ends_and_is_counted_no_more(monkeypatch:
         monkeypatch.undo()  # a call that says something has the usual time for it
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         assert (await stub.DrainWorker(pb.DrainWorkerRequest(worker_id="abc"))).reservations == 3
-        assert len(door) == 0
+        await wait_for_async(lambda: nobody(door), "the calls to be counted no more")
 
 
 class Stalling(Doorkeeper):
     """Has the loop stand still as soon as it has turned to a call, which has said what it has to say."""
 
-    @asynccontextmanager
-    async def admit(self, context: Any) -> AsyncIterator[None]:
-        async with super().admit(context):
-            asyncio.get_running_loop().call_soon(time.sleep, 1.5)
-            yield
+    async def admit(self, context: Any) -> None:
+        await super().admit(context)
+        asyncio.get_running_loop().call_soon(time.sleep, 1.5)
 
 
 async def test_a_call_whose_message_came_while_the_loop_stood_still_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
