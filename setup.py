@@ -14,7 +14,7 @@ from setuptools import setup
 
 COMPILED: dict[str, str] = {
     "services/core": "value",
-    "services/rpc": "backoff encoding outbox peer_stream streams",
+    "services/rpc": "backoff encoding first_look outbox peer_stream streams",
     "services/queue/core": """ages audit book change effects entry lifecycle lines machine messages offers ordered
         quotas records workers""",
     "services/queue": "committer items letters outlet payloads rights speaker wire",

@@ -18,7 +18,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
 from services.queue import wire
-from services.queue.admin import Admin
+from services.queue.admin import MAX_IDS, Admin
 from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
 from services.queue.core.messages import (
@@ -32,8 +32,9 @@ from services.queue.storage.read_faults import code_of
 from services.queue.storage.store import StoreError
 from services.queue.submits.intake import Frame, Intake, Taking
 from services.queue.submits.turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
+from services.queue.submits.validate import check_name
 from services.queue.submits.windows import Window
-from services.queue.watch.following import Following
+from services.queue.watch.following import MAX_FOLLOWED, Following
 from services.queue.watch.hub import WatchHub
 from services.queue.watch.watching import Watching
 from services.rpc.reading import reading
@@ -61,6 +62,15 @@ GOES_ON: Rank = (-1,)
 
 MAX_UNARY_REQUESTS = 1000
 """As the API says; larger sets belong on a stream."""
+
+BOUNDS = {
+    "SubmitUnaryRequest.requests": MAX_UNARY_REQUESTS,
+    "SubmitBatch.requests": MAX_UNACKED,
+    "RequestIds.ids": MAX_IDS,
+    "FollowRequest.follow": MAX_FOLLOWED,
+    "FollowRequest.leave": MAX_FOLLOWED,
+}
+"""Entries of one message, by field: a large message with more is refused before it is decoded."""
 
 BEYOND_QUOTA = {
     queue_pb2.SUBMIT_STATUS_OVER_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -110,6 +120,7 @@ class QueueServicer:
             return
         if first.WhichOneof("message") != "open":
             raise BadInputError("message: the first message of a Submit stream must be `open`")
+        check_name("open.client_id", first.open.client_id)  # it is kept while the stream is open
         yield queue_pb2.SubmitResponse(
             open=queue_pb2.SubmitOpen(
                 client_id=first.open.client_id,

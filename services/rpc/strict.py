@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,12 +21,19 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from penstock.errors import ANSWERED
+from penstock.limits import MAX_NAME_BYTES
 from services.auth.guard import Guard
 from services.auth.keyring import NotAllowedError
 from services.rpc.encoding import encoded
+from services.rpc.first_look import FirstLook, TooMuchError
 from services.rpc.limits import FIRST_MESSAGE_S, MAX_CALLS_OF_HOST
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
+STREAMED_UNSEEN_BYTES = 256 * 1024
+"""Up to this size a message of a stream is decoded without a look at it first: few of a stream's are larger, and what
+it becomes, some hundred times as much at the worst, is bounded well enough."""
 
 
 class BadInputError(Exception):
@@ -86,18 +94,22 @@ def add_servicer(
     server: grpc.aio.Server,
     doorkeeper: Doorkeeper | None = None,
     guard: Guard | None = None,
+    bounds: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Serve every method of `service` with the coroutine or async generator of that name on `servicer`.
 
     To gRPC every method is one that reads a stream, also where the API has one message: gRPC itself waits for that one
     without end and without telling, while here a call that says nothing is counted, and ended after a while.
+
+    `bounds` are those of the first look that large messages get.
     """
     if doorkeeper is None:  # one who counts no call yet is false
         doorkeeper = Doorkeeper()
     guard = guard or Guard()
     handlers = {}
     for method in service.methods:
-        decode = _decoder(GetMessageClass(method.input_type))
+        look_from = STREAMED_UNSEEN_BYTES if method.client_streaming else MAX_NAME_BYTES
+        decode = _decoder(GetMessageClass(method.input_type), FirstLook(method.input_type, bounds), look_from)
         call = getattr(servicer, method.name)
         read = _stream_of if method.client_streaming else _one_of
         if method.server_streaming:
@@ -109,13 +121,17 @@ def add_servicer(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def _decoder(kind: type[Message]) -> Callable[[bytes], Any]:
+def _decoder(kind: type[Message], look: FirstLook, look_from: int) -> Callable[[bytes], Any]:
     name = kind.DESCRIPTOR.full_name
 
     def decode(data: bytes) -> Any:
         try:
+            if len(data) > look_from:
+                look.check(data)
             return kind.FromString(data)
-        except DecodeError as error:
+        except TooMuchError as error:
+            return _Malformed(str(error))
+        except (DecodeError, ValueError) as error:
             return _Malformed(f"{len(data)} bytes are not a valid {name}: {error}")
 
     return decode

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from penstock.limits import MAX_MESSAGE_BYTES
 from penstock.queue.v1 import queue_pb2, queue_pb2_grpc
@@ -174,6 +175,29 @@ async def test_oversized_messages(victim: Service) -> None:
 
         await wait_for_async(refused, "every such call to be ended")
         await connection.close()
+
+
+async def test_messages_that_would_become_large(victim: Service) -> None:
+    """Names of megabytes, kept or repeated in a status; and millions of entries of a few bytes each."""
+    name = "\1" * (MAX_MESSAGE_BYTES - 1000)
+    empty = request_pb2.Request(sampling=request_pb2.SamplingParams())
+    entry = queue_pb2.SubmitUnaryRequest(requests=[empty]).SerializeToString()
+    calls = [
+        ("/grpc.health.v1.Health/Watch", health_pb2.HealthCheckRequest(service=name).SerializeToString(), "service")
+    ]
+    if victim.name == "queue":
+        service = "/penstock.queue.v1.QueueService"
+        calls.append((f"{service}/Get", queue_pb2.GetRequest(request_id=name).SerializeToString(), "request_id"))
+        calls.append((f"{service}/SubmitUnary", entry * (len(name) // len(entry)), "requests"))
+    options = [("grpc.max_send_message_length", MAX_MESSAGE_BYTES)]
+    async with undisturbed(victim) as works, grpc.aio.insecure_channel(victim.address, options=options) as channel:
+        for path, message, field in calls:
+            method: Any = channel.stream_stream(path)
+            for _ in range(5):
+                call = method(iter([message]))
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert (await call.details()).startswith(f"{field}: ")
+            await works()
 
 
 async def test_compressed_messages_are_refused(victim: Service) -> None:
