@@ -14,7 +14,7 @@ from vllm.renderers import BaseRenderer, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.renderers.params import ChatParams, TokenizeParams, merge_kwargs
 
-from services.worker.engine import PromptSpec, Rendered
+from services.worker.engine import PromptSpec, Rendered, RequestRefusedError
 from services.worker.tools import refuse_calls
 from services.worker.untrusted import refuse_media, refuse_template, refuse_tokenizing, refuse_variables
 from services.worker.vllm.sampling import UNREADABLE, refusal
@@ -44,6 +44,7 @@ class VllmRenderer:
         self._has_tool_parser = has_tool_parser
         self._trusts_templates = trusts_templates
         self._model_config = config.model_config
+        self._vocabulary: int = config.model_config.get_vocab_size()  # 0 where its configuration does not say
         self._renderer = renderer_from_config(config) if shared is None else shared
 
     @property
@@ -58,16 +59,29 @@ class VllmRenderer:
                 self.render(spec)
 
     def render(self, spec: PromptSpec) -> Rendered:
-        """Render one prompt. Raises RequestRefusedError with vLLM's message."""
+        """Render one prompt. Raises RequestRefusedError, with vLLM's message where it has one."""
+        where = "messages" if spec.messages_json is not None else "prompt"
         try:
             prompt = self._chat(spec) if spec.messages_json is not None else self._completion(spec)
         except UNREADABLE as error:
-            raise refusal(error, "messages" if spec.messages_json is not None else "prompt") from error
+            raise refusal(error, where) from error
         ids = array("I", prompt["prompt_token_ids"])
+        self._refuse_unknown(ids, where)
         text = None
         if spec.want_text:
             text = prompt.get("prompt") or self._renderer.get_tokenizer().decode(ids.tolist())
         return Rendered(ids, text)
+
+    def _refuse_unknown(self, ids: array[int], where: str) -> None:
+        """Raise RequestRefusedError if the model has no embedding for a token: looking it up would end the engine.
+
+        A tokenizer may have tokens that were added to it and not to the model. vLLM lets them pass, as some stand for
+        media in models that put something in their place; without media, of which nothing is taken here, nothing is.
+        """
+        largest = max(ids, default=0)
+        if largest >= self._vocabulary > 0:
+            text = f"Token id {largest} is out of vocabulary: the model has {self._vocabulary} tokens"
+            raise RequestRefusedError("invalid_prompt", text, where)
 
     def _completion(self, spec: PromptSpec) -> Any:
         source = list(spec.token_ids) if spec.token_ids is not None else spec.text

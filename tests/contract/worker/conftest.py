@@ -6,7 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
 import pytest
@@ -95,3 +96,17 @@ def vllm_engine(model: Path) -> tuple[Engine, CheckingRenderer]:
     on_thread = prepared.make_renderer_of(engine)
     assert on_thread is not None
     return engine, Agreeing(prepared.make_renderer(), on_thread)
+
+
+def renderers(model: Path, *arguments: str, trusts: bool = False) -> list[Renderer]:
+    """Return those of a worker with these arguments: the process's, and the thread's unless templates are trusted."""
+    from services.worker.vllm.engine import VllmEngine, prepare
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_OFFLINE", "1")
+        every = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", *arguments]
+        prepared = prepare(str(model), ("tiny",), every, trusts_templates=trusts)
+        made: Any = prepared.make_renderer()
+        on_thread = prepared.make_renderer_of(cast(VllmEngine, SimpleNamespace(vllm_renderer=made._renderer._renderer)))
+    assert (on_thread is None) is trusts
+    return [made] if on_thread is None else [made, on_thread]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from penstock.tiny_model import make_tiny_model
 from services.worker.engine import PromptSpec, Renderer, RequestRefusedError
+from tests.contract.worker.conftest import renderers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(120)]
 
@@ -21,20 +21,6 @@ VARIABLES = '{"mood": "calm", "place": "here"}'
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-def renderers(model: Path, *arguments: str, trusts: bool = False) -> list[Renderer]:
-    """Return those of a worker with these arguments: the process's, and the thread's unless templates are trusted."""
-    from services.worker.vllm.engine import VllmEngine, prepare
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("HF_HUB_OFFLINE", "1")
-        every = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", *arguments]
-        prepared = prepare(str(model), ("tiny",), every, trusts_templates=trusts)
-        made: Any = prepared.make_renderer()
-        on_thread = prepared.make_renderer_of(cast(VllmEngine, SimpleNamespace(vllm_renderer=made._renderer._renderer)))
-    assert (on_thread is None) is trusts
-    return [made] if on_thread is None else [made, on_thread]
 
 
 def rendered(renderer: Renderer, kwargs: dict[str, Any] | None = None, template: str = "") -> str | None:
