@@ -198,8 +198,10 @@ def prepare(
     except NotServedError as error:
         fail(f"the engine's arguments do not fit: {error}", EX_CONFIG)
     from services.worker.vllm.scheduling import let_guaranteed_pass
+    from services.worker.vllm.seeds import have_rewound
 
     let_guaranteed_pass(config)
+    have_rewound(config)
     if config.model_config.is_hybrid:
         # Layers with a state cannot share the blocks of those with attention: vLLM would not start.
         config.scheduler_config.disable_hybrid_kv_cache_manager = False

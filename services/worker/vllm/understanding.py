@@ -16,6 +16,7 @@ from services.worker.vllm.drafts import refuse_sampled
 from services.worker.vllm.parsing import MessageRun, parser_class
 from services.worker.vllm.sampler_room import SamplerRoom
 from services.worker.vllm.sampling import NOT_THE_REQUESTS, STRUCTURED, refusal, refuse_unstorable, sampling_params
+from services.worker.vllm.seeds import refuse_seed
 from services.worker.vllm.structured import bound
 
 
@@ -61,6 +62,7 @@ class Understanding:
         by_echo = not request.sampling.HasField("prompt_logprobs")
         refuse_prompt_logprobs(self._config, params.prompt_logprobs is not None, by_echo)
         refuse_sampled(self._config, params)
+        refuse_seed(self._config, params)
         vocabulary = self._config.model_config.get_vocab_size()
         refuse_unstorable(len(request.prompt_ids), params.prompt_logprobs, vocabulary, by_echo)
         self._room.refuse_beyond(params)

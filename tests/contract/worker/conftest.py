@@ -30,9 +30,12 @@ from services.worker.tokenizer import answer_to
 from tests.support.fleet import penstock
 
 BLOCKS = 64
+MOST_PREFILLED = 256
+"""Tokens of a prompt that vLLM computes in one step beside another request: longer ones take several."""
 VLLM_ARGUMENTS = [
     "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--block-size", "32",
     "--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-seqs", "16",
+    "--long-prefill-token-threshold", str(MOST_PREFILLED),
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from penstock.request.v1 import request_pb2 as pb
 from services.worker.engine import EngineRequest, PromptSpec, RequestRefusedError
 from services.worker.outputs import RunOutput
-from tests.contract.worker.conftest import UnderTest
+from tests.contract.worker.conftest import BLOCKS, MOST_PREFILLED, UnderTest
 from tests.support.json_depth import levels_around_the_limit
 
 pytestmark = [
@@ -87,6 +87,25 @@ async def test_a_seed_repeats_what_was_sampled(made: UnderTest) -> None:
     first = text(await run(made, greedy(temperature=1.0, seed=11)))
     assert text(await run(made, greedy(temperature=1.0, seed=11))) == first
     assert text(await run(made, greedy(temperature=1.0, seed=12))) != first
+
+
+async def test_a_seed_means_the_same_in_however_many_steps_its_prompt_is_computed(made: UnderTest) -> None:
+    """What is drawn in a step that ends within the prompt is thrown away; on a CPU vLLM's core would end of it."""
+    ids = [20 + 7 * number % 1900 for number in range(MOST_PREFILLED + 50)]
+    beside = made.engine.generate(EngineRequest("beside", [40, 41], 400, greedy()))
+    await anext(aiter(beside))
+    before = len(made.reports)
+    outputs = []
+    for name in ("in two steps", "in one"):
+        output = RunOutput()
+        async for step in made.engine.generate(EngineRequest(name, ids, 12, greedy(temperature=1.0, seed=11))):
+            output.take(step)
+        outputs.append(output)
+    await made.engine.abort("beside")
+    held = [BLOCKS - report.blocks_free for report in made.reports[before:]]
+    assert 1 + MOST_PREFILLED // 32 in held, "the prompt was computed at once"
+    assert [output.cached_tokens for output in outputs] == [0, len(ids) // 32 * 32]
+    assert outputs[0].choices[0].token_ids == outputs[1].choices[0].token_ids
 
 
 async def test_only_allowed_tokens_are_generated(made: UnderTest) -> None:
