@@ -32,6 +32,7 @@ SHAPE_MOST = {
     "special_tokens": 1 << 20,
     "default_max_tokens": 1 << 31,
     "ceiling_max_tokens": 1 << 31,
+    "most_blocks": MAX_BLOCKS,
 }
 """Largest numbers of a worker's shape; what is larger is a mistake or a lie, and windows are computed from it."""
 
@@ -87,6 +88,7 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
             opened.special_tokens,
             opened.default_max_tokens,
             opened.ceiling_max_tokens,
+            opened.most_blocks,
         ),
         _inventory(opened.inventory),
         opened.takes_standing_grants,

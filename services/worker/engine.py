@@ -62,6 +62,8 @@ class EngineShape(NamedTuple):
     """Whether it runs what is guaranteed before what is not, and preempts that first."""
     adapters: tuple[str, ...] = ()
     """Those of the other names under which it is another model: one with an adapter."""
+    most_blocks: int = 0
+    """Blocks that a sequence holds at most, whatever its length; 0 means that its length alone says so."""
 
 
 class PromptSpec(Value):

@@ -76,6 +76,7 @@ def sizes_of(shape: EngineShape, capacity_blocks: int) -> Sizes:
         shape.lookahead_tokens,
         shape.default_max_tokens,
         shape.ceiling_max_tokens,
+        shape.most_blocks,
     )
 
 

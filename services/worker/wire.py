@@ -118,6 +118,7 @@ def credits_open(
             ceiling_max_tokens=_within_window(shape.ceiling_max_tokens, shape),
             takes_standing_grants=True,
             runs_guaranteed_first=shape.guaranteed_first,
+            most_blocks=shape.most_blocks,
         )
     )
 

@@ -11,6 +11,7 @@ from tests.support.replay import Workload
 from tests.support.vllm_scheduler import make_scheduler
 
 DRAFTERS = ("ngram", "draft_model")
+BLOCKS = 4096
 DRAFTED = 3
 """Tokens drafted for a sequence in each step."""
 
@@ -29,8 +30,23 @@ def speculative_config(model: str, drafter: str) -> Any:
     ).create_engine_config()  # fmt: skip
 
 
-def most_held(config: Any, prompt: int, output: int, accepts: float, rng: random.Random) -> int:
+def workload(step_tokens: int = 2048) -> Workload:
+    """Return one in blocks of one token, so many of them in a step at most."""
+    return Workload([], BLOCKS, 1, 4, step_tokens, Rules(enable_prefix_caching=False))
+
+
+def most_held(
+    config: Any,
+    prompt: int,
+    output: int,
+    accepts: float,
+    rng: random.Random,
+    step_tokens: int = 2048,
+    sliding_tokens: int = 0,
+) -> int:
     """Return the most slots that a sequence of `prompt` and `output` tokens has, alone in blocks of one token.
+
+    Its layers look at the last `sliding_tokens`, or at all.
 
     Each drafted token is accepted with the chance `accepts`, up to the first that is not. With asynchronous scheduling
     a step's result is there only after the next one has been scheduled.
@@ -38,28 +54,38 @@ def most_held(config: Any, prompt: int, output: int, accepts: float, rng: random
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    blocks = 4096
-    scheduler = make_scheduler(config, Workload([], blocks, 1, 4, 2048, Rules(enable_prefix_caching=False)))
+    scheduler = make_scheduler(config, workload(step_tokens), sliding_tokens)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
     scheduler.add_request(Request("r0", list(range(prompt)), params, None, 0.0))
     depth = 2 if config.scheduler_config.async_scheduling else 1
-    under_way: deque[Any] = deque()
+    under_way: deque[tuple[Any, set[str]]] = deque()
     most = 0
     while scheduler.has_unfinished_requests():
         step = scheduler.schedule()
-        most = max(most, blocks - scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-        under_way.append(step)
+        most = max(most, BLOCKS - scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+        known = {
+            name for name in step.num_scheduled_tokens
+            if scheduler.requests[name].num_computed_tokens >= scheduler.requests[name].num_prompt_tokens
+        }  # fmt: skip
+        under_way.append((step, known))
         if len(under_way) == depth or not step.total_num_scheduled_tokens:
-            finish(scheduler, under_way.popleft(), accepts, rng)
+            done, through = under_way.popleft()
+            finish(scheduler, done, through, accepts, rng)
     return most
 
 
-def finish(scheduler: Any, step: Any, accepts: float, rng: random.Random) -> None:
-    """Give the scheduler the tokens that a step has brought, and the drafts for the next one."""
+def finish(scheduler: Any, step: Any, known: set[str], accepts: float, rng: random.Random) -> None:
+    """Give the scheduler the tokens that a step has brought, and the drafts for the next one.
+
+    Only those sequences have a token whose prompt is `known` as a whole.
+    """
     from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
     sampled: list[list[int]] = []
     for name in step.num_scheduled_tokens:
+        if name not in known:
+            sampled.append([])
+            continue
         drafts = len(step.scheduled_spec_decode_tokens.get(name, ()))
         accepted = next((n for n in range(drafts) if rng.random() >= accepts), drafts)
         sampled.append([9] * (accepted + 1))

@@ -30,10 +30,22 @@ def apply_rules(scheduler_config: Any, workload: Workload) -> None:
     scheduler_config.policy = rules.scheduling_policy
 
 
-def make_scheduler(config: Any, workload: Workload) -> Any:
-    """Return vLLM's scheduler with the workload's blocks and rules."""
+def kv_cache(workload: Workload, sliding_tokens: int = 0) -> Any:
+    """Return what vLLM makes of the workload's blocks for layers with attention, to all or to so many tokens."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+
+    sizes: dict[str, Any] = {
+        "block_size": workload.block_size, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32,
+    }  # fmt: skip
+    sliding = SlidingWindowSpec(**sizes, sliding_window=sliding_tokens) if sliding_tokens else None
+    # The null block is one of vLLM's.
+    group = KVCacheGroupSpec(["layer"], sliding or FullAttentionSpec(**sizes))
+    return KVCacheConfig(workload.blocks + 1, [], [group])
+
+
+def make_scheduler(config: Any, workload: Workload, sliding_tokens: int = 0) -> Any:
+    """Return vLLM's scheduler with the workload's blocks and rules."""
     from vllm.v1.structured_output import StructuredOutputManager
 
     from services.worker.vllm.scheduling import let_guaranteed_pass
@@ -42,12 +54,10 @@ def make_scheduler(config: Any, workload: Workload) -> Any:
     config.scheduler_config.scheduler_cls = None
     let_guaranteed_pass(config)
     config.cache_config.enable_prefix_caching = workload.rules.enable_prefix_caching
-    # The null block is one of vLLM's.
     config.cache_config.num_gpu_blocks = workload.blocks + 1
-    spec = FullAttentionSpec(block_size=workload.block_size, num_kv_heads=1, head_size=32, dtype=torch.float32)
     return config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(workload.blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)]),
+        kv_cache_config=kv_cache(workload, sliding_tokens),
         structured_output_manager=StructuredOutputManager(config),
         block_size=workload.block_size,
         hash_block_size=workload.block_size,

@@ -196,6 +196,7 @@ class CreditsOpen(_message.Message):
     TAKES_STANDING_GRANTS_FIELD_NUMBER: _builtins.int
     RUNS_GUARANTEED_FIRST_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    MOST_BLOCKS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -230,6 +231,10 @@ class CreditsOpen(_message.Message):
     """Whether the engine runs what is guaranteed (Grant.guaranteed) before what is not, and preempts that first: such a
     grant needs no free blocks under a policy that lets engines preempt.
     """
+    most_blocks: _builtins.int
+    """Blocks that one completion holds at most, however long it is and whatever is ahead of it; 0 means that nothing
+    bounds them but its length.
+    """
     @_builtins.property
     def inventory(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Everything the worker still holds credits for."""
@@ -263,10 +268,11 @@ class CreditsOpen(_message.Message):
         takes_standing_grants: _builtins.bool = ...,
         runs_guaranteed_first: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
+        most_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "most_blocks", b"most_blocks", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,7 @@ class EngineShape(Value):
         special_tokens: int = 0,
         default_max_tokens: int = 0,
         ceiling_max_tokens: int = 0,
+        most_blocks: int = 0,
     ) -> None:
         self.capacity_blocks, self.block_size, self.max_model_len = capacity_blocks, block_size, max_model_len
         self.max_num_seqs, self.lookahead_tokens = max_num_seqs, lookahead_tokens
@@ -63,6 +64,8 @@ class EngineShape(Value):
         """Output tokens where a request asks for no number; 0 means up to the window."""
         self.ceiling_max_tokens = ceiling_max_tokens
         """Most output tokens whatever is asked for; 0 means the window."""
+        self.most_blocks = most_blocks
+        """Blocks that one completion holds at most, whatever its length; 0 means that its length alone says so."""
 
 
 class Holding(NamedTuple):

@@ -25,6 +25,8 @@ class Sizes(NamedTuple):
     """Output tokens of a request that asks for no number; None means up to the window."""
     ceiling_max_tokens: int | None = None
     """Most output tokens any request may ask for; None means the window."""
+    most_blocks: int = 0
+    """Blocks that one completion holds at most, whatever its length; 0 means that its length alone says so."""
 
 
 class Need(Value):
@@ -41,15 +43,20 @@ def need_blocks(sizes: Sizes, prompt_tokens: int, max_tokens: int, completions: 
     """Return the blocks held at the peak.
 
     The KV of the last sampled token is never written, so a completion peaks one
-    token below its length; tokens computed ahead of the output count as well.
+    token below its length; tokens computed ahead of the output count as well, as
+    far as there is room for them.
     """
     peak_tokens = min(prompt_tokens + max_tokens, sizes.max_model_len) - 1 + sizes.lookahead_tokens
-    return completions * max(1, -(-peak_tokens // sizes.block_size))
+    blocks = max(1, -(-peak_tokens // sizes.block_size))
+    return completions * min(blocks, sizes.most_blocks or blocks)
 
 
 def covered_tokens(sizes: Sizes, prompt_tokens: int, held_blocks: int, completions: int) -> int:
     """Return the output tokens per completion that need no more than `held_blocks` in all."""
-    return held_blocks // completions * sizes.block_size + 1 - sizes.lookahead_tokens - prompt_tokens
+    blocks = held_blocks // completions
+    if sizes.most_blocks and blocks >= sizes.most_blocks:
+        return sizes.max_model_len - prompt_tokens
+    return blocks * sizes.block_size + 1 - sizes.lookahead_tokens - prompt_tokens
 
 
 def output_tokens(room: int, asked: int, default: int | None, ceiling: int | None) -> int:

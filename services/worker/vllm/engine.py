@@ -25,7 +25,7 @@ from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm.arguments import asked_parsers, check_model_path, fail, first_line, parse_engine_arguments
 from services.worker.vllm.checks import NotServedError, Parsers, check_arguments, check_started
 from services.worker.vllm.pace import Pace
-from services.worker.vllm.shape import lookahead_tokens, state_blocks
+from services.worker.vllm.shape import lookahead_tokens, most_blocks, state_blocks
 from services.worker.vllm.stats import EngineStats, RunPreemptions, no_metrics
 
 HEALTH_INTERVAL_S = 0.5
@@ -270,6 +270,7 @@ class VllmEngine:
             tells_reasoning=tells_reasoning,
             guaranteed_first=goes_by_priority(config),
             adapters=tuple(self._adapters),
+            most_blocks=most_blocks(config),
         )
 
     def start(

@@ -63,6 +63,7 @@ async def test_the_shape_says_what_can_be_booked(made: UnderTest) -> None:
     assert shape.model == "tiny"
     # Where the next step is scheduled while one runs, as on CUDA, a sequence holds the place of one more token.
     assert shape.lookahead_tokens == int(on_cuda(made))
+    assert shape.most_blocks in (0, shape.max_model_len // shape.block_size)
     assert shape.byte_bounded_tokenizer
 
 

@@ -76,7 +76,8 @@ def started(model: Path, mode: str) -> Engine:
 async def test_a_sequence_holds_the_blocks_of_its_tokens_and_of_its_states(hybrid: Hybrid) -> None:
     shape, reports = hybrid.engine.shape, hybrid.reports
     assert (shape.blocks_total, shape.block_size) == (BLOCKS, BLOCK_SIZE)
-    sizes = Sizes(BLOCKS, BLOCKS, BLOCK_SIZE, WINDOW, shape.lookahead_tokens)
+    assert shape.most_blocks == (WINDOW + shape.lookahead_tokens) // BLOCK_SIZE
+    sizes = Sizes(BLOCKS, BLOCKS, BLOCK_SIZE, WINDOW, shape.lookahead_tokens, most_blocks=shape.most_blocks)
     spare = []
     for prompt in (1, 31, 200):
         for tokens in (2, 33, 70):

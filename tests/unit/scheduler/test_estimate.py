@@ -64,6 +64,16 @@ def test_the_worst_case(fields: dict[str, Any], blocks: int) -> None:
     assert worst_case_blocks(announced("r", "batch", 0).replace(**fields), SHAPE) == blocks
 
 
+def test_no_completion_is_booked_more_than_it_can_hold() -> None:
+    drafting = SHAPE.replace(lookahead_tokens=40, most_blocks=64)
+    assert worst_case_blocks(announced("r", "batch", 0, prompt_tokens=100, max_tokens=0, n=2), drafting) == 128
+    assert worst_case_blocks(announced("r", "batch", 0, prompt_tokens=100, max_tokens=29), drafting) == 6
+    assert window_blocks(announced("r", "batch", 0), drafting) == 64
+    request = announced("r", "batch", 0, prompt_tokens=2000, max_tokens=48)
+    assert rejection(request, [drafting.replace(capacity_blocks=64)]) is None
+    assert rejection(request, [drafting.replace(capacity_blocks=64, most_blocks=0)]) is not None
+
+
 def test_lookahead_and_bytes_count() -> None:
     request = announced("r", "batch", 0, prompt_tokens=100, max_tokens=29)
     assert worst_case_blocks(request, SHAPE.replace(lookahead_tokens=1)) == 5
@@ -88,6 +98,14 @@ def test_the_policies_book_what_their_names_say() -> None:
     assert window_blocks(request, SHAPE) == 128
     assert [policy.settles for policy in POLICIES.values()] == [False, True, True, True]
     assert [policy.channels_apart for policy in POLICIES.values()] == [False, False, True, True]
+
+
+def test_what_follows_its_output_is_booked_with_its_states_up_to_the_window() -> None:
+    states = 3
+    hybrid = SHAPE.replace(lookahead_tokens=4 + states * 32, most_blocks=64 + states)
+    for prompt, blocks in ((30, 2), (1000, 32), (2040, 64)):
+        request = announced("r", "batch", 0, prompt_tokens=prompt, max_tokens=8)
+        assert POLICIES["predictive"].booking_blocks(request, hybrid) == blocks + states
 
 
 def test_a_prompt_longer_than_every_window_is_rejected_with_both_numbers() -> None:

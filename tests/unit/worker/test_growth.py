@@ -20,8 +20,8 @@ LEASE_NS = 10**15
 class Told:
     """A session, and what it tells the scheduler. Reports have been told of nothing that changes at `now_ns` 0."""
 
-    def __init__(self, *names: str, interval_ns: int = INTERVAL_NS) -> None:
-        self.session = Session(SIZES)
+    def __init__(self, *names: str, interval_ns: int = INTERVAL_NS, sizes: Sizes = SIZES) -> None:
+        self.session = Session(sizes)
         for message in (m.SchedulerReached(), m.SchedulerUp(7, interval_ns), m.QueueReached()):
             self.session.step(message, 0)
         self.session.step(m.QueueUp(LEASE_NS, 100), 0)
@@ -153,3 +153,11 @@ def test_a_new_stream_hears_of_growth_by_the_inventory_alone() -> None:
     one.session.step(m.SchedulerDown(), 1)
     assert one.session.step(m.SchedulerReached(), 1) == [m.OpenCredits((m.Holding("a", "batch", 4, 2),))]
     assert shown(one.at(INTERVAL_NS, m.SchedulerUp(8, INTERVAL_NS))) == ["report"]
+
+
+def test_what_holds_as_much_as_it_ever_can_grows_no_more_and_says_so() -> None:
+    one = Told("a", sizes=SIZES._replace(lookahead_tokens=5, most_blocks=4))
+    effects = one.session.step(m.EngineProgress("a.1", 30), 0)
+    assert [effect.tokens for effect in effects if isinstance(effect, m.TellAt)] == [0]
+    (ack,) = [effect for effect in one.at(INTERVAL_NS) if isinstance(effect, m.SendTokenizerAck)]
+    assert (ack.held_blocks, ack.reserved_output_tokens) == (4, 200)

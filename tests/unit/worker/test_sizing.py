@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.worker.core.messages import Ending, EndingKind
-from services.worker.core.sizing import Need, Sizes, need_blocks, size
+from services.worker.core.sizing import Need, Sizes, covered_tokens, need_blocks, size
 
 SIZES = Sizes(capacity_blocks=20, blocks_total=20, block_size=16, max_model_len=256)
 
@@ -25,6 +25,22 @@ SIZES = Sizes(capacity_blocks=20, blocks_total=20, block_size=16, max_model_len=
 )
 def test_the_peak_is_one_token_below_the_length(prompt: int, output: int, n: int, lookahead: int, blocks: int) -> None:
     assert need_blocks(SIZES._replace(lookahead_tokens=lookahead), prompt, output, n) == blocks
+
+
+def test_no_more_is_needed_than_a_completion_can_hold_whatever_is_ahead_of_it() -> None:
+    drafting = SIZES._replace(lookahead_tokens=5, most_blocks=16)
+    assert need_blocks(drafting, 200, 100, 2) == 32
+    assert need_blocks(drafting._replace(most_blocks=0), 200, 100, 2) == 34
+    assert size(drafting._replace(capacity_blocks=16), 100, 0, 1) == Need(16, 156)
+    sliding = SIZES._replace(most_blocks=4)
+    assert [need_blocks(sliding, prompt, 10, 1) for prompt in (10, 40, 54, 55, 200)] == [2, 4, 4, 4, 4]
+
+
+def test_what_is_held_at_the_most_covers_the_rest_of_the_window() -> None:
+    drafting = SIZES._replace(lookahead_tokens=5, most_blocks=16)
+    assert covered_tokens(drafting, 200, 30, 2) == 36  # 15 blocks each
+    assert covered_tokens(drafting, 200, 32, 2) == 56
+    assert covered_tokens(SIZES._replace(most_blocks=4), 200, 4, 1) == 56
 
 
 def test_no_number_asked_for_means_up_to_the_window_or_the_models_own() -> None:

@@ -126,6 +126,13 @@ def test_the_scheduler_is_told_which_names_are_adapters() -> None:
     assert (opened.model, list(opened.model_aliases), list(opened.adapters)) == ("tiny", ["alias", "poet"], ["poet"])
 
 
+def test_the_scheduler_hears_how_many_blocks_a_completion_holds_at_most() -> None:
+    for most in (0, 17):
+        shape = EngineShape("vllm", 64, 16, 512, 8, 5, "tiny", most_blocks=most)
+        opened = wire.credits_open("w", "i", shape, 60, ())
+        assert scheduler_wire.worker_opened(opened, 1).shape.most_blocks == most
+
+
 def test_a_worker_says_that_it_knows_standing_grants() -> None:
     shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
     assert wire.credits_open("w", "i", shape, 60, ()).open.takes_standing_grants

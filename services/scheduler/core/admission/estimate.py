@@ -2,7 +2,7 @@
 
 A request peaks at `min(prompt + output, max_model_len) - 1` tokens (the KV of
 the last token is never written), plus what the engine may run ahead of its
-output. Each of its `n` completions is counted with a prompt of its own.
+output, and never more blocks than its worker says. Each of its `n` completions is counted with a prompt of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,12 @@ BEYOND_ANY_BLOCKS = 1 << 62
 def need_blocks(tokens: int, block_size: int) -> int:
     """Return the blocks that hold `tokens` tokens."""
     return -(-tokens // block_size)
+
+
+def sequence_blocks(tokens: int, shape: EngineShape) -> int:
+    """Return the blocks that one completion holds at its peak, prompt and output being so many tokens together."""
+    blocks = max(need_blocks(tokens - 1 + shape.lookahead_tokens, shape.block_size), 1)
+    return min(blocks, shape.most_blocks or blocks)
 
 
 def asked_tokens(request: Announced, shape: EngineShape) -> int:
@@ -48,9 +54,7 @@ def prompt_bound_tokens(request: Announced, shape: EngineShape) -> int:
 
 def peak_blocks(prompt_tokens: int, output: int, request: Announced, shape: EngineShape) -> int:
     """Return the blocks that all completions hold at their peak, for prompt and output of so many tokens each."""
-    total = min(prompt_tokens + output, shape.max_model_len)
-    written = total - 1 + shape.lookahead_tokens
-    return max(request.n, 1) * max(need_blocks(written, shape.block_size), 1)
+    return max(request.n, 1) * sequence_blocks(min(prompt_tokens + output, shape.max_model_len), shape)
 
 
 def worst_case_blocks(request: Announced, shape: EngineShape) -> int:

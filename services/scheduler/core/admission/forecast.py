@@ -20,7 +20,7 @@ import math
 from bisect import bisect_left
 from typing import Final
 
-from services.scheduler.core.admission.estimate import need_blocks
+from services.scheduler.core.admission.estimate import need_blocks, sequence_blocks
 from services.scheduler.core.admission.lengths import Curve
 from services.scheduler.core.messages import EngineShape
 
@@ -116,8 +116,8 @@ class Forecast:
     def demand(self, size: Size, curve: Curve) -> Demand:
         """Return what a request of this size will need if `curve` tells how long outputs are."""
         shape = self._shape
-        written = min(size.prompt_tokens + size.limit, shape.max_model_len) - 1 + shape.lookahead_tokens
-        most = max(size.completions * max(need_blocks(written, shape.block_size), 1), size.held_blocks)
+        total = min(size.prompt_tokens + size.limit, shape.max_model_len)
+        most = max(size.completions * sequence_blocks(total, shape), size.held_blocks)
         held, completions = size.held_blocks, size.completions
         means: list[int] = []
         variances: list[int] = []

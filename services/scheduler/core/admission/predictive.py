@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from services.scheduler.core.admission.estimate import need_blocks, prompt_bound_tokens, worst_case_blocks
+from services.scheduler.core.admission.estimate import peak_blocks, prompt_bound_tokens, worst_case_blocks
 from services.scheduler.core.admission.forecast import NO_DEMAND, UNIT, Demand, Forecast, Size
 from services.scheduler.core.admission.lead import Lead
 from services.scheduler.core.admission.lengths import Kind, Lengths, bin_of, limit_tokens, prompt_class
@@ -189,10 +189,8 @@ class Predictive(Policy):
         """Return the size of a request that has generated nothing."""
         prompt = self._prompts.predict(model, request, prompt_bound_tokens(request, shape))
         limit = limit_tokens(request, shape, prompt)
-        written = prompt + min(RESERVE_OUTPUT_TOKENS, limit) - 1 + shape.lookahead_tokens
-        completions = max(request.n, 1)
-        blocks = completions * max(need_blocks(min(written, shape.max_model_len), shape.block_size), 1)
-        return Size(blocks, prompt, 0, limit, completions)
+        blocks = peak_blocks(prompt, min(RESERVE_OUTPUT_TOKENS, limit), request, shape)
+        return Size(blocks, prompt, 0, limit, max(request.n, 1))
 
     def _first_look(self, request: Announced, worker: Worker, blocks: int) -> FirstLook:
         """Return what the request is expected to need, found once for all workers of a group until more is learned."""
@@ -270,8 +268,10 @@ class Predictive(Policy):
     @staticmethod
     def _covered_tokens(size: Size, shape: EngineShape) -> int:
         """Return the output tokens of one completion that fit into what is held: after so many the next ACK comes."""
-        held_tokens = size.held_blocks // size.completions * shape.block_size
-        covered = held_tokens + 1 - shape.lookahead_tokens - size.prompt_tokens
+        held_blocks = size.held_blocks // size.completions
+        if shape.most_blocks and held_blocks >= shape.most_blocks:
+            return max(size.limit, size.generated + 1)
+        covered = held_blocks * shape.block_size + 1 - shape.lookahead_tokens - size.prompt_tokens
         return max(min(covered, size.limit), size.generated + 1)
 
     def released(self, worker: Worker, ack: CompletionAck) -> None:
