@@ -36,6 +36,10 @@ HEADER_LIMIT_BYTES = 64 * 1024
 CANNOT_BE_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EACCES}
 """What a directory says whose file system has no way to sync it, or that may be written but not read."""
 
+OF_ANSWERED: dict[str, Any] = {"line": 0, "cursor": 0, "out": {}}
+"""Says in a journal that its run had ended before: no answer, for no line has this number, and passed over as one for
+no line by versions that do not know it."""
+
 READ_AND_WRITTEN = stat.S_IRUSR | stat.S_IWUSR
 """What the mode of a journal has whatever that of its output: the next run opens it again."""
 
@@ -99,6 +103,8 @@ class Journal:
         """In another store than the header's: what is noted in place of its cursors, for a run in that one again."""
         self.answered = 0
         self.removed = False
+        self.of_answered = False
+        """Whether the run had ended before: each line had its answer once, which may be an error."""
         self.discards = ""
         """The batch whose journal `start` discards, unread, for a fresh run; empty if it is none's."""
         self._source = source
@@ -121,8 +127,10 @@ class Journal:
             self._file.close()
             raise
 
-    def start(self, header: Header) -> None:
+    def start(self, header: Header, of_answered: bool = False) -> None:
         """Begin, or go on, with this header. Raises JournalError if the journal is of another run, JournalWriteError.
+
+        A journal that begins here notes whether it is `of_answered` lines.
 
         In another store the cursor means nothing: watching starts over, and what is answered stays answered. The file
         goes on to say how far the store of its header was watched.
@@ -130,7 +138,8 @@ class Journal:
         found = self.header
         if found is None:
             self.forget()
-            self._write(asdict(header))
+            self.of_answered = of_answered
+            self._write(asdict(header), *([OF_ANSWERED] if of_answered else []))
         elif (found.key, found.batch) != (header.key, header.batch):
             raise JournalError(f"{self.path} is of {_difference(found, header)}; --fresh discards it")
         elif found.store_id != header.store_id:
@@ -204,8 +213,9 @@ class Journal:
         self.path.unlink(missing_ok=True)
         self.removed = True
 
-    def _write(self, record: dict[str, Any]) -> None:
-        data = json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    def _write(self, *records: dict[str, Any]) -> None:
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        data = text.encode("utf-8", "surrogatepass")
         with self._changing():
             self._file.write(data)
             # To the page cache at once, so that a killed command loses at most the line it was writing.
@@ -257,6 +267,7 @@ class Journal:
 
     def _take(self, record: dict[str, Any]) -> None:
         """Note what an answer says."""
+        self.of_answered |= record["line"] == 0
         self._place(record["line"], record["out"])
         self.cursor = max(self.cursor, record["cursor"])
 

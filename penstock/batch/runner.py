@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -50,6 +51,10 @@ class Observer(Protocol):
         """The queue takes no more lines now; called again and again while that lasts."""
 
 
+Complete: TypeAlias = Callable[[int], Awaitable[None]]
+"""Has the journal note what else there are of good answers, told how many requests have not ended; raises if a line is
+left of which it is not known that it failed."""
+
 LookAgain: TypeAlias = Callable[[Collection[str]], Awaitable[Collection[str] | None]]
 """Returns the models that the fleet answers to, None if not known, when it is asked for some that it did not."""
 
@@ -69,6 +74,8 @@ class Plan:
     """Asked before lines are refused for their models, once the others are submitted; None asks nobody."""
     look_every_s: float = LOOK_EVERY_S
     """How long no result comes before the queue is asked whether there will be any."""
+    complete: Complete | None = None
+    """Called with `retry_failed` once the queue's results are noted; None where lines may be left that never ran."""
 
 
 def not_served(model: str, served: Collection[str]) -> str:
@@ -76,18 +83,28 @@ def not_served(model: str, served: Collection[str]) -> str:
     return f"the model {model!r} is not served here (served: {', '.join(sorted(served))})"
 
 
-def batch_name(output: Path, source: InputFile, model: str, salt: str = "") -> str:
-    """Return the batch's name: the same for the same output, by whichever path, input content, model and salt."""
-    return _name(os.path.join(os.path.realpath(output.parent), output.name), source, model, salt)
+def batch_name(output: Path, source: InputFile, model: str) -> str:
+    """Return the batch's name: the same for the same output, by whichever path, input content and model."""
+    return _name(os.path.join(os.path.realpath(output.parent), output.name), source, model)
 
 
 def former_name(output: Path, source: InputFile, model: str) -> str:
     """Return the batch's name in journals of former versions: another one for each path of the same output."""
-    return _name(str(output.absolute()), source, model, "")
+    return _name(str(output.absolute()), source, model)
 
 
-def _name(output: str, source: InputFile, model: str, salt: str) -> str:
-    text = "\0".join([output, source.sha256, model, salt])
+def fresh_name(key: str) -> str:
+    """Draw the name of a batch that is begun afresh, by which `is_run_of` knows it again."""
+    return f"{key}-{secrets.token_hex(8)}"
+
+
+def is_run_of(batch: str, key: str) -> bool:
+    """Whether a batch answers what the batch with the name `key` answers: it is that one, or was begun afresh."""
+    return batch == key or batch.startswith(f"{key}-")
+
+
+def _name(output: str, source: InputFile, model: str) -> str:
+    text = "\0".join([output, source.sha256, model, ""])
     # A path may have bytes that are not UTF-8, each of them half a surrogate pair here.
     return "rb-" + hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -177,10 +194,13 @@ class BatchRun:
         Returns how many requests of the batch still waited or ran then.
 
         With `retry_failed` then take those back that are errors. All results are read for that, also those that the
-        journal has: what fails is told by its request, and a line that nobody could send has none.
+        journal has: what fails is told by its request, and a line that nobody could send has none. Raises what the
+        plan's `complete` raises.
         """
         under_way = await self._ended(0 if self._plan.retry_failed else self._journal.cursor, self._had)
         if self._plan.retry_failed:
+            if self._plan.complete is not None:
+                await self._plan.complete(under_way)
             self._journal.take_errors_back()
         self.tally.answered_earlier = self._journal.answered
         return under_way

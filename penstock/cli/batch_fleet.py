@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeAlias
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS
-from penstock.batch.journal import Header
 from penstock.batch.runner import not_served
 from penstock.batch.summary import EngineTotals, totals_of
 from penstock.cli.calls import HOW_TO_START
@@ -89,13 +88,11 @@ async def _under_way(client: Client, batch: str) -> pb.WatchProgress:
     return progress
 
 
-def tell_what_is_late(count: int, header: Header, queue: str, say: Say) -> None:
-    """Say that so many requests may have answers which the output does not have."""
-    # A fresh run that has ended is not what the same command goes on with.
-    later = "run the same command again" if header.batch == header.key else command_of("watch", header.batch, queue)
+def tell_what_is_late(count: int, batch: str, queue: str, again: str, say: Say) -> None:
+    """Say that so many requests may have answers which the output does not have; `again` is what has them then."""
     say(f"{count} requests of lines with an error have not ended; the output has the errors")
-    say(f"  to have their answers later   {later}")
-    say(f"  to drop them                  {command_of('cancel', header.batch, queue)}")
+    say(f"  to have their answers later   {again}")
+    say(f"  to drop them                  {command_of('cancel', batch, queue)}")
 
 
 def command_of(name: str, batch: str, queue: str) -> str:

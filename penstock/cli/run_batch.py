@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import threading
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from penstock.batch.finished import Finished, UnknownLinesError, have_what_it_had
 from penstock.batch.journal import (
     Header,
     Journal,
@@ -27,7 +27,7 @@ from penstock.batch.journal import (
     write_output,
 )
 from penstock.batch.reader import InputFile, InputReadError
-from penstock.batch.runner import BatchRun, Plan, batch_name, former_name
+from penstock.batch.runner import BatchRun, Plan, batch_name, former_name, fresh_name, is_run_of
 from penstock.batch.summary import Summary, summarize
 from penstock.cli.batch_fleet import (
     Late,
@@ -200,30 +200,39 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
             peers = Peers(stack.queue, stack.scheduler, options.wait_s)
         client = await resources.enter_async_context(Client(peers.queue, peers.scheduler))
         found = await find_queue(peers, progress.say)
-        header = _header(options, source, journal, found.store_id)
+        output = Finished(options.target)
         is_new = journal.header is None
-        for batch in {journal.discards, header.key} - {"", header.batch} if options.fresh else ():
+        ended = await _ended(options, source, output, client) if is_new or options.retry_failed else ""
+        header = _header(options, source, journal, found.store_id, ended)
+        for batch in {journal.discards, header.key, ended} - {"", header.batch} if options.fresh else ():
             await tell_what_is_left(client, batch, peers, progress.say)
-        journal.start(header)
+        journal.start(header, of_answered=options.retry_failed)
         model = "" if options.stack else options.model
         late = resources.enter_context(Late(progress.say, WHY_AFTER_S))
         served = await served_models(peers, stack is not None, late.set)
         channel = options.channel or found.batch_channel or BATCH_CHANNEL  # an older queue says nothing
         again = partial(look_again, peers, served, progress.say)
         plan = Plan(header.batch, channel, model, served.names, options.retry_failed, again)
+        if journal.of_answered:
+            complete = partial(have_what_it_had, journal, source, output if header.batch == ended else None)
+            plan = replace(plan, complete=complete)
         before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
         try:
             async with telling_what_waits(peers, header.batch, run.unserved, _again(options), progress.say):
                 await _unless_services_fail(run.run(), stack)
+        except UnknownLinesError as error:
+            if is_new:
+                journal.forget()
+            raise CommandError(_unknown(options, source, error.lines), EX_USAGE) from None
         except (InvalidRequest, PermissionDenied):
             if is_new and not run.has_submitted and not journal.answered:
                 journal.forget()  # so that it stands in the way of no other run
             raise
         elapsed_s = time.monotonic() - started
         if run.late:
-            tell_what_is_late(run.late, header, options.queue_later, progress.say)
+            tell_what_is_late(run.late, header.batch, options.queue_later, _again(options), progress.say)
         await _write(journal, source, options.target)
         progress.close()
         after = before and await totals_at_the_end(peers, before, run.tally.granted_here)
@@ -232,15 +241,41 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         _report(options, summary, len(source), progress.say)
 
 
-def _header(options: Options, source: InputFile, journal: Journal, store_id: str) -> Header:
-    """Return the journal's header; a run begun with --fresh, or by a former version, is resumed under its own name."""
-    key = batch = batch_name(options.target, source, options.model)
+def _keys(options: Options, source: InputFile) -> tuple[str, str]:
+    """Return the names that a run of this command has, its own and that by former versions."""
+    return batch_name(options.target, source, options.model), former_name(options.target, source, options.model)
+
+
+async def _ended(options: Options, source: InputFile, output: Finished, client: Client) -> str:
+    """Return the batch whose answers the output has, empty if that is none of this command's, or not known."""
+    batch = await output.batch(client)
+    return batch if any(is_run_of(batch, key) for key in _keys(options, source)) else ""
+
+
+def _header(options: Options, source: InputFile, journal: Journal, store_id: str, ended: str) -> Header:
+    """Return the journal's header; a run begun with --fresh, or by a former version, is resumed under its own name.
+
+    So is one that has `ended`, which is the last: its output has replaced those of the others.
+    """
+    keys = _keys(options, source)
+    key = batch = keys[0]
     found = journal.header
     if options.fresh:
-        batch = batch_name(options.target, source, options.model, secrets.token_hex(8))
-    elif found is not None and found.key in (key, former_name(options.target, source, options.model)):
+        batch = fresh_name(key)
+    elif found is not None and found.key in keys:
         key, batch = found.key, found.batch
+    elif ended:
+        key, batch = next(key for key in keys if is_run_of(ended, key)), ended
     return Header(key, batch, store_id, source.sha256)
+
+
+def _unknown(options: Options, source: InputFile, lines: int) -> str:
+    """Say why failed lines are not run again where it is not known of so many whether they are some."""
+    return (
+        f"--retry-failed: of {lines} of {len(source)} lines it is not known that they failed. They were never run, or "
+        f"the queue has their results no more, deleted or older than it keeps them, and {options.target} does not say "
+        "how they ended, or not that it is of this run; without --retry-failed the same command runs these lines"
+    )
 
 
 async def _unless_services_fail(work: Coroutine[Any, Any, None], stack: Stack | None) -> None:

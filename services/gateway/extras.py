@@ -30,7 +30,7 @@ TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 """W3C trace context, version 00; one of another form is left out, as the specification says (section 3.2.2.5), and so
 is one that names no trace: ids of zeros are invalid."""
 
-OURS = re.compile(r"(?:batch_[0-9a-f]{32}|several-[0-9a-f]{32}|rb-[0-9a-f]{16}):")
+OURS = re.compile(r"(?:batch_[0-9a-f]{32}|several-[0-9a-f]{32}|rb-[0-9a-f]{16}(?:-[0-9a-f]{16})?):")
 """How the keys begin that batches, bodies with several prompts and `penstock run-batch` give their requests: one of a
 client's would be taken for theirs, and answered in their place."""
 

@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.batch.journal import Header, Journal, JournalWriteError, journal_path, write_output
 from penstock.batch.reader import InputFile, InputReadError
-from penstock.batch.runner import BatchRun, LookAgain, Plan, batch_name
+from penstock.batch.runner import BatchRun, LookAgain, Plan, batch_name, fresh_name
 from penstock.batch.summary import Tally
 from penstock.request.v1 import request_pb2
 from tests.support.batch_lines import chat, completion, mixed, text_of
@@ -381,7 +381,7 @@ def test_the_batchs_name_depends_on_path_content_and_model(tmp_path: Path) -> No
     others = {
         batch_name(tmp_path / "other", one.source, ""),
         batch_name(one.output, one.source, "m"),
-        batch_name(one.output, one.source, "", "salt"),
+        fresh_name(name),
         batch_name(one.output, Bench(tmp_path, [completion("a", "y")]).source, ""),
     }
     assert len(others | {name}) == 5

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.batch.reader import InputFile
-from penstock.batch.runner import batch_name
+from penstock.batch.runner import batch_name, fresh_name
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.batch.lines import key_of
 from services.gateway.batch.records import new_batch_id
@@ -70,7 +70,7 @@ def test_a_key_of_ours_is_no_clients(tmp_path: Path) -> None:
     """Or its request would be taken for a line's, or a prompt's, and answer in its place."""
     (tmp_path / "in").write_text("")
     run = batch_name(tmp_path / "out", InputFile(tmp_path / "in"), "")
-    for key in (key_of(new_batch_id(), 3), Group.of("", 2).key(1), f"{run}:3", f"{run}:3:abc"):
+    for key in (key_of(new_batch_id(), 3), Group.of("", 2).key(1), f"{run}:3", f"{run}:3:abc", f"{fresh_name(run)}:3"):
         with pytest.raises(Problem) as refused:
             read_extras([("idempotency-key", key)])
         assert (refused.value.status, refused.value.error["param"]) == (400, "idempotency-key")

@@ -1,0 +1,111 @@
+"""The output of a run that has ended: which run's it is, and the answers that only it still has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+from penstock.batch.journal import Journal
+from penstock.batch.reader import Ask, InputFile, asks
+from penstock.client import Client
+from penstock.errors import InvalidRequest, NotFound, PermissionDenied
+from penstock.queue.v1 import queue_pb2 as pb
+
+LOOKS = 16
+"""Lines of an output by which its run is looked for, spread over it: the results of some may be gone."""
+
+NAME = re.compile(rb'\s*\{\s*"id"\s*:\s*"vllm-([\w-]{1,128})"')
+"""How a line begins: with the name of its request, or of its run and its number if there was none."""
+
+BEGINNING_BYTES = 256
+"""So much of a line is read for that."""
+
+WITHOUT_REQUEST = re.compile(r"(rb-[0-9a-f]{16}(?:-[0-9a-f]{16})?)-\d+")
+
+BREATHE_EVERY = 64
+"""Lines looked at before other tasks get a turn: parsing a line takes about 0.1 ms."""
+
+
+class UnknownLinesError(Exception):
+    """Of some lines nobody knows whether they failed."""
+
+    def __init__(self, lines: int) -> None:
+        """Say of how many."""
+        super().__init__(lines)
+        self.lines = lines
+
+
+class Finished:
+    """What is at the place of an output, before a run puts another there."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at `path`, where there may be nothing, or a file that no run has written."""
+        self._path = path
+
+    async def batch(self, client: Client) -> str:
+        """Return the batch whose answers it has, empty if neither it nor the queue can tell. Raises client errors."""
+        for name in dict.fromkeys(self._names()):
+            if found := WITHOUT_REQUEST.fullmatch(name):
+                return found[1]
+            with suppress(NotFound, InvalidRequest, PermissionDenied):
+                told = await client.wire_get(pb.GetRequest(request_id=name))
+                if told.HasField("result"):
+                    return told.result.batch
+        return ""
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield its lines; none if it cannot be read."""
+        with suppress(OSError), self._path.open("rb") as file:
+            yield from file
+
+    def _names(self) -> Iterator[str]:
+        with suppress(OSError), self._path.open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            for look in range(LOOKS):
+                file.seek(size_bytes * look // LOOKS)
+                if look:
+                    file.readline()
+                if found := NAME.match(file.readline(BEGINNING_BYTES)):
+                    yield found[1].decode()
+
+
+async def have_what_it_had(journal: Journal, source: InputFile, output: Finished | None, under_way: int) -> None:
+    """Have the journal note the good answers that neither it nor the queue has, from the `output` of the run.
+
+    Raises UnknownLinesError if there are lines without an answer that nothing is known of: not that they were wrong or
+    failed, as the output says, None if it is not there or another run's; nor that they are some of the requests which
+    are `under_way`.
+    """
+    if journal.answered == len(source):
+        return
+    unknown = 0
+    had = chain(output.lines() if output else (), repeat(b""))
+    for count, (item, data) in enumerate(zip(asks(source, iter(source.lines)), had, strict=False)):
+        if count % BREATHE_EVERY == 0:
+            await asyncio.sleep(0)
+        if journal.is_answered(item.line) or not isinstance(item, Ask):
+            continue
+        answer = _answer_in(data, item.custom_id)
+        if answer is None:
+            unknown += 1
+        elif answer["error"] is None:
+            journal.add(item.line, 0, answer)
+    if unknown > under_way:
+        raise UnknownLinesError(unknown)
+
+
+def _answer_in(data: bytes, custom_id: str) -> dict[str, Any] | None:
+    """Return the answer that a line of an output is, of the line with this custom_id; None if it is none."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    is_answer = isinstance(record, dict) and record.keys() >= {"id", "custom_id", "response", "error"}
+    return record if is_answer and record["custom_id"] == custom_id else None
