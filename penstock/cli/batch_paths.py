@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,6 +12,17 @@ from pathlib import Path
 from penstock.batch.journal import journal_path, writing_path
 from penstock.cli.errors import CommandError
 from penstock.exits import EX_CANNOT_WRITE, EX_USAGE
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+"""How an address begins that `vllm run-batch` would fetch from or upload to."""
+
+
+def no_url(text: str) -> Path:
+    """Return the path that an option names. Raises CommandError for a URL, of which a path keeps one of its slashes."""
+    if URL.match(text):
+        message = f"{text}: is a URL; run-batch reads and writes files: fetch the input first, upload the output after"
+        raise CommandError(message, EX_USAGE)
+    return Path(text)
 
 
 def target_of(output: Path) -> Path:

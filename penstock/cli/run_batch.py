@@ -42,7 +42,7 @@ from penstock.cli.batch_fleet import (
     telling_what_waits,
     totals_at_the_end,
 )
-from penstock.cli.batch_paths import refuse_lost_files, target_of
+from penstock.cli.batch_paths import no_url, refuse_lost_files, target_of
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import CommandError
@@ -84,9 +84,12 @@ class Options:
 def run_batch(
     context: typer.Context,
     input_file: Annotated[
-        Path, typer.Option("-i", "--input-file", help="Requests, one JSON object a line.", readable=False)
+        Path,
+        typer.Option("-i", "--input-file", parser=no_url, metavar="PATH", help="Requests, one JSON object a line."),
     ],
-    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="Answers, in input order.", readable=False)],
+    output_file: Annotated[
+        Path, typer.Option("-o", "--output-file", parser=no_url, metavar="PATH", help="Answers, in input order.")
+    ],
     model: Annotated[
         str, typer.Option(help="With --up: the model to serve. Without: the model of lines that name none.")
     ] = "",
@@ -110,7 +113,7 @@ def run_batch(
         float, typer.Option(min=0, help="Seconds to wait for the services, and workers of all models.")
     ] = 0.0,
     summary_json: Annotated[
-        Path | None, typer.Option(help="Write the summary to this file as well.", readable=False)
+        Path | None, typer.Option(parser=no_url, metavar="PATH", help="Write the summary to this file as well.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:

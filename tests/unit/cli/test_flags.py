@@ -27,6 +27,15 @@ def test_a_flag_without_effect_is_refused(arguments: tuple[str, ...], said: str)
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+@pytest.mark.parametrize("option", ["-i", "-o", "--summary-json"])
+@pytest.mark.parametrize("url", ["https://example.org/in.jsonl", "s3://bucket/in.jsonl", "file:///in.jsonl"])
+def test_a_url_is_no_file(option: str, url: str) -> None:
+    options = {"-i": "in", "-o": "out", option: url}
+    arguments = ["run-batch", *(text for pair in options.items() for text in pair)]
+    with pytest.raises(CommandError, match=f"^{url}: is a URL; run-batch reads and writes files"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 def test_what_certs_prints_can_be_pasted(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, ["certs", str(tmp_path / "my certs")])
     clients = ran.stdout.partition("# for their clients:\n")[2].replace("# export", "export")

@@ -36,7 +36,8 @@ def paths(command: Any) -> Iterator[tuple[str, ParameterInfo]]:
 def test_the_parser_reads_no_path() -> None:
     found = dict(path for command in commands(app) for path in paths(command))
     assert {"run_batch input_file", "check file", "up config", "restore backup", "create file"} <= found.keys()
-    assert [name for name, said in found.items() if said.readable] == []
+    by_typer = {name: said for name, said in found.items() if said.parser is None}  # else by a function of ours
+    assert [name for name, said in by_typer.items() if said.readable] == []
 
 
 NOBODYS = "n" * 300
