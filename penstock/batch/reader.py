@@ -53,6 +53,8 @@ class Ask:
     custom_id: str
     url: str
     body: ChatBody | CompletionBody
+    not_read: tuple[str, ...] = ()
+    """Names of the fields that it has beside those of a line."""
 
 
 class LineError(ValueError):
@@ -128,7 +130,7 @@ class InputFile:
             raise InputReadError(
                 f"line {line} of {self._path} has changed since the run began; as it was, {AGAIN} goes on"
             )
-        return parse_line(data, line)
+        return parse_line(data, line, may_have_more=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -211,8 +213,11 @@ class CustomIds:
         return self._first_line.setdefault(digest, line)
 
 
-def parse_line(data: bytes, line: int) -> Ask:
-    """Return the checked line. Raises LineError naming the line and the field."""
+def parse_line(data: bytes, line: int, may_have_more: bool = False) -> Ask:
+    """Return the checked line. Raises LineError naming the line and the field.
+
+    Fields that a line does not have are refused, unless it `may_have_more`: to be told of, by who can tell.
+    """
     record = _record(data, line)
     custom_id = record.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
@@ -220,9 +225,9 @@ def parse_line(data: bytes, line: int) -> Ask:
     if not custom_id.isprintable() and not _encodable(custom_id):
         raise LineError(line, "invalid_field", f"custom_id: {UNSPEAKABLE}", "custom_id")
     _check_speakable(data, record, line)
-    for name in record:
-        if name not in LINE_FIELDS:
-            _refuse(line, record, name, f"there is no such field; a line has {', '.join(LINE_FIELDS)}")
+    not_read = tuple(name for name in record if name not in LINE_FIELDS)
+    if not_read and not may_have_more:
+        _refuse(line, record, not_read[0], f"there is no such field; a line has {', '.join(LINE_FIELDS)}")
     if record.get("method") != "POST":
         _refuse(line, record, "method", f"must be POST (got {record.get('method')!r})")
     url = record.get("url")
@@ -232,7 +237,7 @@ def parse_line(data: bytes, line: int) -> Ask:
     if not isinstance(body, dict):
         _refuse(line, record, "body", "must be an object")
     try:
-        return Ask(line, custom_id, url, parse_body(url, body))
+        return Ask(line, custom_id, url, parse_body(url, body), not_read)
     except BodyError as error:
         raise LineError(line, error.code, str(error), f"body.{error.param}", custom_id) from None
 

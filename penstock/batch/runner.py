@@ -47,6 +47,9 @@ class Observer(Protocol):
     def progressed(self, answered: int, tally: Tally) -> None:
         """`answered` lines of the file have their answer."""
 
+    def not_read(self, names: Sequence[str], line: int) -> None:
+        """Line number `line` has these fields, which mean nothing; called for every line that has some."""
+
     def waits(self, why: str) -> None:
         """The queue takes no more lines now; called again and again while that lasts."""
 
@@ -257,6 +260,8 @@ class BatchRun:
         for count, item in enumerate(asks(self._source, iter(self._source.lines))):
             if count % BREATHE_EVERY == 0:
                 await asyncio.sleep(0)
+            if isinstance(item, Ask) and item.not_read:
+                self._observer.not_read(item.not_read, item.line)
             if self._journal.is_answered(item.line):
                 continue
             if isinstance(item, Ask) and not self._serves(model := self._model_of(item)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from penstock.batch.reader import LINE_FIELDS
 from penstock.batch.summary import Tally
 from penstock.telling import tell
 
@@ -20,6 +22,9 @@ PLAIN_EVERY_S = 5.0
 
 RATE_SPAN_S = 10.0
 """Rates are means over at least this time, so that they can be read."""
+
+MOST_NOT_READ = 10
+"""Fields that are named as not read: lines may have others each."""
 
 
 class Rate:
@@ -49,6 +54,7 @@ class Progress:
         self._rate = Rate(time.monotonic())
         self._said_s = 0.0
         self._waited = False
+        self._not_read: set[str] = set()
 
     def __enter__(self) -> Self:
         """Return the progress."""
@@ -95,6 +101,18 @@ class Progress:
             left_s = (self._lines - answered) / requests_per_s if requests_per_s else 0.0
             left = f"  about {left_s:.0f} s left" if requests_per_s else ""
             self.say(f"{answered}/{self._lines} answered{earlier}  {rates}{left}")
+
+    def not_read(self, names: Sequence[str], line: int) -> None:
+        """Say of each of these fields once that it is not read, and which line is the first that has it."""
+        for name in names:
+            if name in self._not_read or len(self._not_read) > MOST_NOT_READ:
+                continue
+            self._not_read.add(name)
+            if len(self._not_read) > MOST_NOT_READ:
+                self.say(f"line {line} has one more field that is not read; no others are named")
+            else:
+                fields = ", ".join(LINE_FIELDS)
+                self.say(f"{name[:80]!r} is not read, first in line {line}: the fields of a line are {fields}")
 
     def waits(self, why: str) -> None:
         """Say once that the queue takes no more lines for now."""

@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ class Count:
         self.answered = answered
         if answered >= self.enough:
             self.reached.set()
+
+    def not_read(self, names: Sequence[str], line: int) -> None:
+        raise AssertionError(names)
 
     def waits(self, why: str) -> None:
         raise AssertionError(why)

@@ -172,6 +172,7 @@ def test_a_line_that_is_too_long_is_not_held() -> None:
         (completion("a" * 513, "x"), "invalid_field"),
         (completion("a", "x", model="other"), "model_not_found"),
         (completion("a", "x", max_tokens=0), "invalid_value"),
+        ({**completion("a", "x"), "metadata": {}}, "invalid_field"),
     ],
 )
 def test_a_wrong_line_is_named(line: Any, code: str) -> None:
