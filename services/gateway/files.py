@@ -138,7 +138,7 @@ class Files:
         except DamagedError:
             text = f"the record of {file.view}, by which the file is written, cannot be read"
             raise Problem(500, text, "", "damaged_record", NO_RETRY) from None
-        return Download(self._output.lines(batch, errors, in_order), headers, self._vigil)
+        return Download(self._output.lines(batch, errors, in_order, whole=True), headers, self._vigil)
 
     async def delete(self, request: Request) -> JSONResponse:
         """Delete a file, and of an output the results it is written from.

@@ -49,7 +49,7 @@ class Ending:
     async def _counts(self, batch: Batch, event: Event, now_s: float, turn: Turn) -> Counts:
         """Return its counts with the lines that have no result: not submitted, or refused by the queue."""
         left_bytes = left = 0
-        if not batch.progress.submitted or batch.progress.cut:
+        with suppress(NotFound):  # the input: what there was of it is all that can be counted
             async with aclosing(self._output.unsubmitted(batch, event is Event.LATE, turn)) as lines:
                 async for line in lines:
                     left_bytes += len(line)

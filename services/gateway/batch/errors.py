@@ -11,6 +11,7 @@ from penstock.request.v1 import request_pb2 as pb
 from penstock.results import RequestError
 from services.gateway.batch.lines import InputDamagedError, Reference
 from services.gateway.core.batch import Batch, LineError, Refusal
+from services.gateway.problem import NO_RETRY, Problem
 
 MAX_MESSAGE = 500
 """Characters kept of what is wrong with a line, and of the name of the field: a hundred of each are in one record."""
@@ -30,6 +31,13 @@ def lost_input(error: NotFound) -> LineError:
     if isinstance(error, InputDamagedError):
         return LineError("file_damaged", "the input file is damaged and cannot be read", "input_file_id")
     return LineError("file_not_found", "the input file is gone", "input_file_id")
+
+
+def untold(batch: Batch, error: NotFound) -> Problem:
+    """Return what a client is told of an error file that has lines of the input, which cannot be read any more."""
+    code = lost_input(error).code
+    text = f"{batch.input_file_id}, the input of {batch.batch_id}, cannot be read any more, nor its lines here"
+    return Problem(404, text, "", code, NO_RETRY)
 
 
 def described(error: WrongLine) -> LineError:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, is_blank, parse_line, pieces
+from penstock.batch.reader import LINE_LIMIT_BYTES, Ask, LineError, custom_id_of, is_blank, parse_line, pieces
 from penstock.errors import InvalidRequest, NotFound
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.openai.convert import to_request
 from penstock.openai.shape import Shape
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.core.batch import Batch
+from services.gateway.pace import give_way
 from services.gateway.shelf import Shelf, UnreadableError
+
+log = logging.getLogger(__name__)
 
 MAX_CUSTOM_ID_BYTES = 512
 """It travels with its request and is kept in the queue's memory while that lives."""
@@ -231,3 +236,18 @@ def request_of(ask: Ask, batch: Batch) -> pb.Request:
 def key_of(batch_id: str, line: int) -> str:
     """Return the idempotency key of a line's request."""
     return f"{batch_id}:{line}"
+
+
+async def custom_id_in(raw: RawLine) -> str:
+    """Return the custom_id of a line that nobody checked, empty if it has none; give way to others if it is large."""
+    since_s = time.monotonic()
+    try:
+        custom_id = custom_id_of(raw.data or b"", raw.number)
+    except LineError:  # of an input that was not read before its batch was over
+        return ""
+    except Exception:  # a defect: it would come again for ever, and keep the batch from its end
+        log.exception("line %s cannot be understood: its custom_id is left out", raw.number)
+        return ""
+    finally:
+        await give_way(len(raw.data or b""), since_s)
+    return custom_id if len(custom_id.encode()) <= MAX_CUSTOM_ID_BYTES else ""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from array import array
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 
-from penstock.batch.reader import LineError, custom_id_of
 from penstock.client import Client
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
@@ -18,15 +15,15 @@ from penstock.openai.answers import Line, body_of, error_object, failure_of
 from penstock.openai.jsontext import Rows, json_bytes
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
+from services.gateway.batch.errors import untold
 from services.gateway.batch.lines import (
-    MAX_CUSTOM_ID_BYTES,
     MAX_LINES,
     PIECE_BYTES,
     WINDOW_BYTES,
     WINDOW_LINES,
     Numbers,
-    RawLine,
     Reference,
+    custom_id_in,
     key_of,
     read_lines,
 )
@@ -34,12 +31,9 @@ from services.gateway.batch.looks import EXPECTED_BYTES, log_of, looked_up
 from services.gateway.batch.records import KEPT_S
 from services.gateway.batch.turns import Reader, Turn, Turns
 from services.gateway.core.batch import UNCOUNTED, Batch, Counts, Refusal, Status
-from services.gateway.pace import give_way
 from services.gateway.pages import Paged, Pages
 from services.gateway.reply import Writing
 from services.gateway.shelf import Shelf
-
-log = logging.getLogger(__name__)
 
 BREATHE_EVERY = 2
 """Lines written or read before other requests get their turn: a line takes up to 0.2 ms, and a request needs a dozen
@@ -171,25 +165,35 @@ class Output:
         self._turns = turns or Turns()
         self.counting = self._pages.counting
 
-    async def lines(self, batch: Batch, errors: bool, input_order: bool = False) -> AsyncGenerator[bytes, None]:
+    async def lines(
+        self, batch: Batch, errors: bool, input_order: bool = False, whole: bool = False
+    ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the output file, or with `errors` those of the error file; a large one piece by piece.
 
         They come in the order in which they ended, or with `input_order` in that of the input; of the error file, those
-        that were never submitted come last.
+        that were never submitted come last. With `whole`, raises Problem where those cannot be told any more.
         """
+        told = 0
         results = self._in_input_order(batch) if input_order else self._in_completion_order(batch, errors)
         async with aclosing(results):
             async for page in results:
                 if is_output(page.one) is not errors:
+                    told += 1
                     async with aclosing(page.pieces(line_of, page.one.ByteSize())) as pieces:
                         async for piece in pieces:
                             yield piece
         if errors:
             for refusal in batch.refusals:
                 yield refusal_line(batch, refusal)
-            async with aclosing(self.unsubmitted(batch, batch.status is Status.EXPIRED, self._turn(batch))) as rest:
-                async for line in rest:
-                    yield line
+            rest = self.unsubmitted(batch, batch.status is Status.EXPIRED, self._turn(batch))
+            try:
+                async with aclosing(rest):
+                    async for line in rest:
+                        told += 1
+                        yield line
+            except NotFound as error:
+                if whole and told + len(batch.refusals) < batch.counts.failed:
+                    raise untold(batch, error) from None
 
     async def size(self, batch: Batch, errors: bool) -> tuple[int, int]:
         """Return how many lines the file has, and how many bytes."""
@@ -340,42 +344,48 @@ class Output:
     async def unsubmitted(self, batch: Batch, late: bool, turn: Turn) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the error file for those of the input that were never submitted.
 
-        None if all were, or if the input is gone. `late` says that the batch's time was over. Of an input that was not
-        read before that, no more are told than a batch may have.
+        Raises NotFound after those that could be read if the input is gone or damaged. `late` says that the batch's
+        time was over. Of an input that was not read before that, no more are told than a batch may have.
 
         The `turn` is had while a window of them is read; while it is told nothing of the input is held.
         """
+        if batch.progress.submitted and not batch.progress.cut:
+            return
         code, message = UNDONE[pb.OUTCOME_EXPIRED if late else pb.OUTCOME_CANCELLED]
         left_out = {refusal.line for refusal in batch.refusals} | set(batch.scattered)
         line, offset, left = batch.progress.line, batch.progress.offset, MAX_LINES
-        more = True
+        more, gone = True, None
         while more and left:
             async with turn:
-                names, line, offset, more = await self._named(batch, line, offset, left_out, left, turn)
+                names, line, offset, more, gone = await self._named(batch, line, offset, left_out, left, turn)
             left -= len(names)
             for number, custom_id in names:
                 name = f"{batch.batch_id}-{number}"
                 yield b"".join(_line(name, custom_id, None, {"code": code, "message": message}))
+        if gone is not None:
+            raise gone
 
     async def _named(
         self, batch: Batch, line: int, offset: int, left_out: set[int], most: int, turn: Turn
-    ) -> tuple[list[tuple[int, str]], int, int, bool]:
-        """Return number and custom_id of a window of up to `most` lines, the window's last line, where it ends, and
-        whether there may be more."""
+    ) -> tuple[list[tuple[int, str]], int, int, bool, NotFound | None]:
+        """Return number and custom_id of a window of up to `most` lines, the window's last line, where it ends, whether
+        there may be more, and why no more could be read."""
         names: list[tuple[int, str]] = []
         begins = offset
-        with suppress(NotFound):
+        try:
             async with aclosing(read_lines(self._shelf, batch.input_file_id, line, offset)) as lines:
                 async for raw in lines:
                     line, offset = raw.number, raw.end
                     await asyncio.sleep(0)
                     if not raw.is_mark and raw.number not in left_out:
-                        names.append((raw.number, await _custom_id(raw)))
+                        names.append((raw.number, await custom_id_in(raw)))
                     if len(names) == min(WINDOW_LINES, most) or offset - begins >= WINDOW_BYTES:
-                        return names, line, offset, True
+                        return names, line, offset, True, None
                     if raw.begun_bytes:  # of a line that may be longer than a window
                         await turn.read(PIECE_BYTES)
-        return names, line, offset, False
+        except NotFound as error:
+            return names, line, offset, False, error
+        return names, line, offset, False, None
 
     async def unanswered(self, batch: Batch, most: int, turn: Turn) -> list[Refusal]:
         """Return up to `most` of the lines that were submitted and have no result; none if the input is gone.
@@ -392,7 +402,7 @@ class Output:
                         break
                     was_submitted = raw.number <= done.line or raw.number in batch.scattered
                     if was_submitted and raw.number not in known and not await self._result_of(batch, raw.number):
-                        found.append(Refusal(raw.number, await _custom_id(raw), *NO_RESULT))
+                        found.append(Refusal(raw.number, await custom_id_in(raw), *NO_RESULT))
                         if len(found) == most:
                             break
         return found
@@ -432,18 +442,3 @@ class Output:
 
 DELETE_AT_ONCE = 1000
 """Results deleted by one call."""
-
-
-async def _custom_id(raw: RawLine) -> str:
-    """Return the custom_id of a line that nobody checked, empty if it has none; give way to others if it is large."""
-    since_s = time.monotonic()
-    try:
-        custom_id = custom_id_of(raw.data or b"", raw.number)
-    except LineError:  # of an input that was not read before its batch was over
-        return ""
-    except Exception:  # a defect: it would come again for ever, and keep the batch from its end
-        log.exception("line %s cannot be understood: its custom_id is left out", raw.number)
-        return ""
-    finally:
-        await give_way(len(raw.data or b""), since_s)
-    return custom_id if len(custom_id.encode()) <= MAX_CUSTOM_ID_BYTES else ""

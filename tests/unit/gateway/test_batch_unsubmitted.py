@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
+from services.gateway.batch import lines as batch_lines
 from services.gateway.batch import output as batch_output
 from services.gateway.batch.lines import RawLine, read_lines
 from services.gateway.batch.output import Output
 from services.gateway.batch.turns import Reader
 from services.gateway.batches import cancelled
 from services.gateway.core.batch import Counts, Status
+from services.gateway.files import FILES_URL
+from services.gateway.problem import Problem
+from tests.support.asgi import get
 from tests.support.waiting import wait_for_async
 from tests.unit.gateway.test_batch_ends import driven_after_a_cancel
 from tests.unit.gateway.test_drive import LINES, Rig, _true_of, rig
+from tests.unit.gateway.test_files import app_of
 
 __all__ = ["rig"]
 
@@ -125,8 +131,28 @@ async def test_a_line_that_a_defect_keeps_from_being_understood_is_told_of_in_th
     def defective(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(batch_output, "custom_id_of", defective)
+    monkeypatch.setattr(batch_lines, "custom_id_of", defective)
     await rig.drive(await rig.take(batch, "me")).run()
     done, _ = await rig.records.get(batch.batch_id)
     assert (done.status, done.counts.failed) == (Status.CANCELLED, LINES)
     assert "line 1 cannot be understood" in caplog.text
+
+
+async def test_an_error_file_fails_once_its_lines_cannot_be_read_any_more(rig: Rig) -> None:
+    """And not one whose lines were all submitted, or have all been told."""
+    done = await driven_after_a_cancel(rig, await rig.batch())
+    output = Output(rig.client, rig.shelf)
+    await rig.shelf.delete(done.input_file_id)
+    for input_order in (False, True):
+        with pytest.raises(Problem) as problem:
+            await _all(output.lines(done, True, input_order, whole=True))
+        assert (problem.value.status, problem.value.error["code"]) == (404, "file_not_found")
+        assert done.input_file_id in problem.value.error["message"]
+    content = await get(app_of(rig), f"{FILES_URL}/{done.error_file_name}/content").whole()
+    assert (content.status, content.json()["error"]["code"]) == (404, "file_not_found")
+    assert await output.size(done, errors=True) == (0, 0), "what is counted of a batch is what there is"
+    submitted = replace(done, progress=replace(done.progress, submitted=True))
+    told = replace(done, counts=replace(done.counts, failed=0))
+    for batch in (submitted, told):
+        assert await _all(output.lines(batch, errors=True, whole=True)) == []
+    assert await _all(output.lines(done, errors=False, whole=True)) == []

@@ -14,6 +14,7 @@ from starlette.types import Message
 
 from penstock.batch.reader import custom_id_of
 from services.gateway import intake
+from services.gateway.batch import lines as batch_lines
 from services.gateway.batch import output, reading
 from services.gateway.batch.lines import ask_of
 from services.gateway.batch.reading import count_lines
@@ -107,8 +108,8 @@ async def test_large_lines_are_named_one_at_a_time(monkeypatch: pytest.MonkeyPat
         output_pauses.append(size_bytes)
         await give_way(size_bytes, since_s)
 
-    monkeypatch.setattr(output, "custom_id_of", loop.working(custom_id_of))
-    monkeypatch.setattr(output, "give_way", noted)
+    monkeypatch.setattr(batch_lines, "custom_id_of", loop.working(custom_id_of))
+    monkeypatch.setattr(batch_lines, "give_way", noted)
     lines = [json.dumps(completion(f"c{n}", "x" * LARGE_BYTES)) for n in range(PIECES)]
     files: Any = OneFile("\n".join(lines).encode())
     client: Any = None
