@@ -20,6 +20,7 @@ from penstock.limits import (
     KEEPALIVE_TIMEOUT_MS,
     MAX_MESSAGE_BYTES,
     PING_TIMEOUT_MS,
+    RESOLVE_MS,
 )
 from penstock.tls import DIRECT, TlsFiles, open_channel
 
@@ -47,6 +48,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
     ("grpc.min_reconnect_backoff_ms", int(CONNECT_S * 1000)),  # in spite of its name
     ("grpc.max_reconnect_backoff_ms", int(BACKOFF_MOST_S * 1000)),
+    ("grpc.dns_min_time_between_resolutions_ms", RESOLVE_MS),
 ]
 
 CLOSED = "the client was closed"

@@ -52,3 +52,8 @@ BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MOST_S: Final = 2.0
 """Longest pause between reconnects or retries, and of services the longest attempt after some: how long a returned peer
 stays unnoticed."""
+
+RESOLVE_MS: Final = 500
+"""A peer's name is resolved at most this often. By gRPC's own default of 30,000 a peer that comes back under another
+address, as a container does that is made anew, would stay unnoticed for so long, however short the pauses above are. A
+name is resolved when a connection is lost or cannot be had, so peers that stay cost no look-ups."""
