@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -87,11 +88,11 @@ class Drive:
 
     async def _beat(self) -> None:
         """Renew the lease in time, and show how far the counting is."""
-        saved_s = self._held.now_s()
+        saved_s = time.monotonic()
         while True:
             await asyncio.sleep(BEAT_S)
-            if self._unsaved is not None and self._held.now_s() - saved_s >= SAVE_S:
-                saved_s = self._held.now_s()
+            if self._unsaved is not None and time.monotonic() - saved_s >= SAVE_S:
+                saved_s = time.monotonic()
                 unsaved, self._unsaved = self._unsaved, None
                 await self._count(*unsaved)
             await self._held.beat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +10,11 @@ from functools import partial
 
 import pytest
 
-from services.gateway.batch import driver
+from services.gateway.batch import drive, driver
 from services.gateway.batch.records import Held, LeaseLostError, Stillness
 from services.gateway.core.batch import MOST_LEASE_S, Batch, Status
-from tests.unit.gateway.test_drive import Rig, rig
+from tests.support.waiting import wait_for_async
+from tests.unit.gateway.test_drive import LINES, Rig, rig
 from tests.unit.gateway.test_driver import searching, until_ended
 
 __all__ = ["rig"]
@@ -109,3 +111,26 @@ async def test_who_holds_a_batch_renews_it_though_the_clock_was_set_back(rig: Ri
     await held.beat()
     lease = (await rig.records.get(batch.batch_id))[0].lease
     assert lease.until <= time.time() + LEASE_S
+
+
+async def test_progress_is_told_though_the_clock_was_set_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "SAVE_S", 0.0)
+    ahead_s = [AN_HOUR_S]
+    batch = await rig.batch(expires_at=int(time.time() + 2 * AN_HOUR_S))
+    held = await Held.take(rig.records, batch.batch_id, "me", LEASE_S, lambda: time.time() + ahead_s[0])
+    assert held is not None
+    driving = asyncio.create_task(rig.drive(held).run())
+
+    async def submitted() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].progress.submitted
+
+    async def told() -> bool:
+        return (await rig.records.get(batch.batch_id))[0].counts.failed == 1
+
+    await wait_for_async(submitted, "the submission")
+    ahead_s[0] = 0.0
+    await rig.client.cancel(next(iter(rig.service.committer.machine.book.entries.values())).name)
+    await wait_for_async(told, "the count of what has ended")
+    await rig.client.cancel(batch=batch.batch_id)
+    await driving
+    assert (await rig.records.get(batch.batch_id))[0].counts.failed == LINES
