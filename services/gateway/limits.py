@@ -91,6 +91,10 @@ KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say for this long sends a comment: below the idle limits of common proxies (60 s), and
 early enough that a client learns of its request's id while the request waits."""
 
+SETTLE_S = 1.0
+"""After the grace period, for cancelling at the queue what nobody waits for any more: half of the two seconds after it
+in which a service is gone, so that as long is left for closing connections and for the process's own end."""
+
 IDLE_CONNECTION_S = 75.0
 """A connection between two requests is kept this long: longer than the pools of common clients keep theirs, so that
 it is they who close it."""

@@ -28,7 +28,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.files import Files
 from services.gateway.generation import Parts
 from services.gateway.intake import Intake
-from services.gateway.limits import IDLE_CONNECTION_S, MAX_CLOSING_S
+from services.gateway.limits import IDLE_CONNECTION_S, MAX_CLOSING_S, SETTLE_S
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages
 from services.gateway.protocol import BoundedProtocol
@@ -131,6 +131,8 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
     stopping = asyncio.create_task(stop.wait())
     driving = asyncio.create_task(driver.run(), name="driver")
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    # One deadline for all of the end: a queue that is away is no reason to outlast what comes with SIGKILL.
+    settle_until_s = time.monotonic() + settings.shutdown_grace_s + SETTLE_S
     front.draining = server.should_exit = True
     # Another gateway goes on with the batches while this one's streams end.
     driving.cancel()
@@ -141,7 +143,7 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         await asyncio.gather(driving, return_exceptions=True)
         await console.close()
         await vigil.close()
-        await admission.settle(settings.queue_patience_s)
+        await admission.settle(settle_until_s - time.monotonic())
         await shelf.close()
         await client.close()
 

@@ -302,6 +302,18 @@ async def test_a_gateway_whose_grace_is_over_tells_its_clients_and_logs_no_failu
     assert "Traceback" not in gateway.log()
 
 
+async def test_a_gateway_that_stops_waits_for_a_queue_that_is_away_no_longer_than_its_grace(slow_fleet: Fleet) -> None:
+    flags = ["--shutdown-grace-s", "1", "--queue-patience-s", "600"]
+    gateway = gateway_of(slow_fleet, *flags, name="gateway-leaving")
+    body = {**CHAT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    async with asked(gateway.address, "POST", CHAT_URL, body) as response:
+        await anext(response.events())
+        slow_fleet.queue.kill()
+    assert await asyncio.to_thread(gateway.stop) == 0
+    slow_fleet.queue.start()
+    assert "the queue has not answered" in gateway.log()
+
+
 async def test_a_request_waits_for_a_worker_until_its_deadline(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet()
     address = gateway_of(fleet).address
