@@ -13,7 +13,6 @@ import asyncio
 import hashlib
 import os
 import secrets
-import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
@@ -128,7 +127,8 @@ class BatchRun:
         """Those of them that name a model, by it."""
         self._answered_of: dict[str, int] = {}
         """How many of the first of these are known to have their answers."""
-        self._started_ns = time.time_ns()
+        self._granted = 0
+        """Requests counted in the tally that a worker was given."""
         self._finished = asyncio.Event()
         self._watched = 0
         """Cursor of the last result that came."""
@@ -150,15 +150,16 @@ class BatchRun:
 
         Raises the client's errors; the journal is then as far as the run got.
         """
-        under_way = 0
+        begun_earlier = under_way = 0
         if self._plan.retry_failed or not self._done or self._journal.errors:
-            under_way = await self._catch_up()
+            begun_earlier = under_way = await self._catch_up()
         self.tally.failed_earlier = self._journal.errors
         if not self._done:
             await self._ask()
             if self._journal.errors:
                 under_way = await self._ended(self._watched, self._answered)
         self.late = under_way if self._journal.errors else 0
+        self.tally.granted_here = max(0, self._granted - begun_earlier)
 
     async def _ask(self) -> None:
         """Submit and watch until every line has an answer."""
@@ -377,7 +378,10 @@ class BatchRun:
             )
 
     def _answered(self, cursor: int, result: pb.Result) -> None:
-        """Note a result of now. A line may have one in the place of an error: it, or its request, was run again."""
+        """Note a result of this run: its cursor is above all that there were when the run began, which `_had` notes.
+
+        A line may have one in the place of an error: it, or its request, was run again.
+        """
         line = self._line_of(result)
         if line is None:
             return
@@ -390,21 +394,16 @@ class BatchRun:
             return
         if self._journal.is_answered(line):
             self._take_back(line)
-        failed = result.outcome != pb.OUTCOME_COMPLETED
-        if 0 < result.timings.completed_unix_ns < self._started_ns:
-            self.tally.answered_earlier += 1
-            self.tally.failed_earlier += failed
-        else:
-            self._count(result, 1)
-            if failed:
-                counts = pb.Result(outcome=result.outcome, usage=result.usage, timings=result.timings)
-                self._errors[line] = counts.SerializeToString()
+        self._count(result, 1)
+        if result.outcome != pb.OUTCOME_COMPLETED:
+            counts = pb.Result(outcome=result.outcome, usage=result.usage, timings=result.timings)
+            self._errors[line] = counts.SerializeToString()
         self._note(line, cursor, answer(ask.custom_id, line, ask.body, result))
 
     def _count(self, result: pb.Result, times: int) -> None:
         self.tally.add(result, times)
-        if result.timings.delivered_unix_ns and result.timings.submitted_unix_ns >= self._started_ns:
-            self.tally.granted_here += times
+        if result.timings.delivered_unix_ns:
+            self._granted += times
 
     def _take_back(self, line: int) -> None:
         """Take off the tally what it has of a line whose answer is an error that is being replaced."""

@@ -152,7 +152,8 @@ class Tally:
     failed_earlier: int = 0
     """Of those, the ones whose answer is an error."""
     granted_here: int = 0
-    """Requests that were both submitted and given to a worker in this run, so that each had a grant in it."""
+    """At least so many requests were both submitted and given to a worker in this run, so that each had a grant in it:
+    all that a worker was given, but for as many as waited or ran when the run began."""
     outcomes: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: pb.Result, times: int = 1) -> None:
