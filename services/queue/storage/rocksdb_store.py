@@ -73,12 +73,13 @@ class RocksdbStore:
         if read_only:
             self._open_to_read()
             return
-        if (path / BACKUP_MARK).exists():
-            raise StoreUnusableError(f"{path} is a backup: `penstock restore` makes a data directory of it")
         try:
+            is_backup = (path / BACKUP_MARK).exists()
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnusableError(f"data directory {path}: {error.strerror}") from None
+        if is_backup:
+            raise StoreUnusableError(f"{path} is a backup: `penstock restore` makes a data directory of it")
         self._reserve = Reserve(path) if keeps_reserve else None
         self._open_with_room()
         try:

@@ -147,6 +147,12 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
         RocksdbStore(path)
 
 
+def test_a_directory_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    """As one is below a directory that may not be entered, which root may: it has a name that no disk takes."""
+    with pytest.raises(StoreUnusableError, match=r"^data directory /.*: File name too long$"):
+        RocksdbStore(tmp_path / ("n" * 256))
+
+
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
     store = RocksdbStore(tmp_path)
     store.close()
