@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import uvicorn
 from starlette.applications import Starlette
@@ -140,7 +140,9 @@ async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
         await serving
     finally:
         stopping.cancel()
-        await asyncio.gather(driving, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settle_until_s - time.monotonic()):
+                await asyncio.gather(driving, return_exceptions=True)
         await console.close()
         await vigil.close()
         await admission.settle(settle_until_s - time.monotonic())

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -268,3 +269,19 @@ def test_a_batch_whose_window_is_over_expires(make_fleet: Callable[..., Fleet]) 
     errors = lines_of(client, done.error_file_id)
     assert [line["error"]["code"] for line in errors] == ["batch_expired"] * 5
     assert done.output_file_id is None
+
+
+def test_a_gateway_that_stops_tries_no_longer_than_its_grace_to_give_a_batch_back(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet()
+    gateway = gateway_of(fleet, "--shutdown-grace-s", "1", "--queue-patience-s", "600")
+    client = client_of(gateway)
+    batch_id = begin(client, jsonl(completions(5))).id
+    wait_for(lambda: client.batches.retrieve(batch_id).status == "in_progress", "the batch to be driven")
+    assert fleet.queue.process is not None
+    fleet.queue.process.send_signal(signal.SIGSTOP)  # its kernel takes what is said to it, and nothing answers
+    try:
+        assert gateway.stop(timeout_s=15.0) == 0
+    finally:
+        fleet.queue.process.send_signal(signal.SIGCONT)
