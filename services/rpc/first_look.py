@@ -17,8 +17,8 @@ from services.rpc.encoding import FIXED64, LENGTH_DELIMITED, VARINT
 MAX_ENTRIES: Final = 16_384
 """Of a repeated field for which nobody has said another number: far more than any frame has."""
 
-MAX_OTHERS: Final = 64
-"""Fields beside those that repeat: more than any message has, and a few of later versions."""
+MAX_OTHERS: Final = 16_384
+"""Fields beside those that repeat as far as is known here: a later version may have others, which are passed over."""
 
 FIXED32: Final = 5
 """Wire type of four bytes."""

@@ -253,7 +253,7 @@ class SubmitBatch(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaggedRequest]:
-        """The requests with the client's tags."""
+        """The requests with the client's tags. At most 20,000."""
 
     def __init__(
         self,

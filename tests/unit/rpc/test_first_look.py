@@ -115,9 +115,13 @@ def test_millions_of_entries_are_not_walked_over() -> None:
 
 def test_nothing_is_gained_by_many_parts_nor_by_fields_that_nobody_knows() -> None:
     part = pb.SubmitRequest(batch=pb.SubmitBatch(requests=[pb.TaggedRequest()] * 1000)).SerializeToString()
-    for data in (part * 100, b"\xf8\x07\x00" * 30_000):
+    for data in (part * 100, b"\xf8\x07\x00" * 40_000):
         with pytest.raises(TooMuchError, match=f"^more than {20_000 + MAX_OTHERS} fields in one message$"):
             FirstLook(pb.SubmitRequest.DESCRIPTOR, BOUNDS).check(data)
+
+
+def test_what_a_later_version_repeats_is_passed_over() -> None:
+    FirstLook(pb.StatsRequest.DESCRIPTOR, BOUNDS).check(b"\xf8\x07\x00" * 10_000)
 
 
 @pytest.mark.parametrize(
