@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ from penstock.errors import InvalidRequest, NotFound, PermissionDenied
 from penstock.queue.v1 import queue_pb2 as pb
 
 LOOKS = 16
-"""Lines of an output by which its run is looked for, spread over it: the results of some may be gone."""
+"""Lines of an output by which its run is looked for, spread over it: the results of some may be gone. Then so many of
+the first that are errors: what was retried has the youngest results."""
+
+GOOD_ENDING = b'"error": null}'
+"""How the line of a good answer ends."""
 
 NAME = re.compile(rb'\s*\{\s*"id"\s*:\s*"vllm-([\w-]{1,128})"')
 """How a line begins: with the name of its request, or of its run and its number if there was none."""
@@ -74,6 +78,10 @@ class Finished:
                     file.readline()
                 if found := NAME.match(file.readline(BEGINNING_BYTES)):
                     yield found[1].decode()
+            file.seek(0)
+            errors = (line for line in file if not line.rstrip().endswith(GOOD_ENDING))
+            for found in islice(filter(None, map(NAME.match, errors)), LOOKS):
+                yield found[1].decode()
 
 
 async def have_what_it_had(journal: Journal, source: InputFile, output: Finished | None, under_way: int) -> None:

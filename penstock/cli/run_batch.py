@@ -277,7 +277,8 @@ def _unknown(options: Options, source: InputFile, lines: int) -> str:
     return (
         f"--retry-failed: of {lines} of {len(source)} lines it is not known that they failed. They were never run, or "
         f"the queue has their results no more, deleted or older than it keeps them, and {options.target} does not say "
-        "how they ended, or not that it is of this run; without --retry-failed the same command runs these lines"
+        "how they ended, or not that it is of this run; without --retry-failed the same command runs these lines, and "
+        "replaces the answers that the output has of them"
     )
 
 

@@ -131,6 +131,26 @@ async def test_lines_that_never_had_a_request_are_retried(shell: Shell, tmp_path
     assert [request.client_reference for request in shell.queue.requests[4:]] == ["1", "2"]
 
 
+async def test_an_output_is_known_by_the_lines_that_were_retried_last(shell: Shell, tmp_path: Path) -> None:
+    """Of all others the results are gone."""
+
+    def but_the_sixth(request: request_pb2.Request) -> request_pb2.Result:
+        result = completed(request)
+        if request.text == "p 5":
+            result.outcome = request_pb2.OUTCOME_EXPIRED
+        return result
+
+    shell.queue.answer = but_the_sixth
+    command = command_in(tmp_path, 200)
+    assert (await shell.run(*command)).status == 0
+    before = answers(tmp_path)
+    forget(shell.queue, {"6"})
+    assert (await shell.run(*command, "--retry-failed")).status == 0
+    assert len(shell.queue.requests) == 201
+    after = answers(tmp_path)
+    assert (after[:5], after[6:]) == (before[:5], before[6:])
+
+
 @pytest.mark.parametrize("flags", [(), ("--retry-failed",)])
 async def test_a_fresh_run_that_has_ended_is_what_the_same_command_goes_on_with(
     shell: Shell, tmp_path: Path, flags: tuple[str, ...]
