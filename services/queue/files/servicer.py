@@ -69,9 +69,9 @@ class FilesServicer:
             raise BadInputError(f"data: {size} bytes; a part has 1 to {PART_BYTES}")
         if request.offset % PART_BYTES:
             raise BadInputError(f"offset: {request.offset} is not a multiple of {PART_BYTES}")
-        sees = CALLER.get().sees
+        caller = CALLER.get()
         async with _answered(context):
-            change = self._shelf.change(lambda draft: changes.append(draft, request, sees), size)
+            change = self._shelf.change(lambda draft: changes.append(draft, request, caller.sees), caller.tenant, size)
             return pb.AppendFileResponse(bytes=await change)
 
     async def CloseFile(self, request: pb.CloseFileRequest, context: Context) -> pb.CloseFileResponse:
@@ -126,6 +126,7 @@ class FilesServicer:
         async with _answered(context):
             change = self._shelf.change(
                 lambda draft: changes.put_records(draft, request.puts, caller.tenant, caller.sees),
+                caller.tenant,
                 changes.new_bytes(request.puts),
                 frees=all(put.delete for put in request.puts),
             )

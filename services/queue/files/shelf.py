@@ -33,14 +33,16 @@ from services.queue.files.rows import (
 )
 from services.queue.storage.read_faults import ReadFaults
 from services.queue.storage.store import Row, Store, StoreDamagedError, StoreError, durably
+from services.rpc.waiters import SharedWindow
 
 log = logging.getLogger(__name__)
 
 MAX_COMMIT_BYTES = 4 * 1024 * 1024
 """Content in one sync: four parts. What is behind it in the log waits for so much at most."""
 
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Content that may wait for its sync; senders of more are told to come again."""
+UNDER_WAY_BYTES = 2 * MAX_COMMIT_BYTES
+"""Content of all tenants that is on its way to the disk: one sync's and the next one's. What is more waits for room,
+where tenants take turns, so that one who sends without end keeps another's waiting for some syncs and no longer."""
 
 SWEEP_ROWS = 256
 """Files looked at in one sweep: all of ten thousand within a minute, and never a pause."""
@@ -92,7 +94,7 @@ class Shelf:
         self._ages = ages
         self._refusal = refusal
         self._waiting: list[_Waiting] = []
-        self._waiting_bytes = 0
+        self._content = SharedWindow(UNDER_WAY_BYTES)
         self._began_ns = 0
         """Since when the changes that are under way are being made; 0 if none are."""
         self._ready = asyncio.Event()
@@ -107,23 +109,27 @@ class Shelf:
 
     # ---- changes ----
 
-    async def change(self, change: Change[T], size_bytes: int = 0, frees: bool = False) -> T:
+    async def change(self, change: Change[T], tenant: str = "", size_bytes: int = 0, frees: bool = False) -> T:
         """Return what `change` answers, once it is durable.
 
         Raises ChangeError, ShelfRefusedError, and StoreError for what cannot be read.
 
-        `size_bytes` is the content it brings; a change without any is made on a nearly full disk as well: a batch
-        must be able to end. What `frees` space, and takes none, is made where the last room is kept for such too.
+        `size_bytes` is the content it brings, for which it waits its `tenant`'s turn; a change without any is made on
+        a nearly full disk as well: a batch must be able to end. What `frees` space, and takes none, is made where the
+        last room is kept for such too.
         """
-        if self._stopping:
-            raise ShelfRefusedError("the queue service is stopping")
-        if not frees and (refusal := self._refusal(size_bytes > 0)) is not None:
-            raise refusal
-        if self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
-            raise ShelfRefusedError(f"{self._waiting_bytes} bytes of content wait for the disk already")
+        if size_bytes:
+            await self._content.enter(tenant, size_bytes)
+        try:
+            if self._stopping:
+                raise ShelfRefusedError("the queue service is stopping")
+            if not frees and (refusal := self._refusal(size_bytes > 0)) is not None:
+                raise refusal
+        except ShelfRefusedError:
+            self._content.leave(size_bytes)
+            raise
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(change, size_bytes, answer))
-        self._waiting_bytes += size_bytes
         self._ready.set()
         return await answer
 
@@ -155,7 +161,6 @@ class Shelf:
             size_bytes += self._waiting[count].size_bytes
             count += 1
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._waiting_bytes -= size_bytes
         return taken
 
     async def _commit(self, taken: Sequence[_Waiting]) -> None:
@@ -172,6 +177,8 @@ class Shelf:
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
+        # Now, and not when the answer comes: a caller that goes before leaves its content here.
+        self._content.leave(sum(waiting.size_bytes for waiting in taken))
 
     def _write(self, taken: Sequence[_Waiting]) -> list[Any]:
         draft = Draft(self._store, self._clock.now_ns(), self._ages)

@@ -21,7 +21,7 @@ from services.queue.core.lifecycle import State
 from services.queue.files import changes
 from services.queue.files.rows import file_key, part_key, read_file, record_key
 from services.queue.files.servicer import MAX_VALUE_BYTES
-from services.queue.files.shelf import MAX_WAITING_BYTES, RECORDS_AT_ONCE, Shelf, ShelfRefusedError
+from services.queue.files.shelf import RECORDS_AT_ONCE, Shelf
 from services.queue.storage import rocksdb_store
 from services.queue.storage.recovery import recover
 from services.queue.storage.rocksdb_store import RocksdbStore
@@ -367,17 +367,6 @@ async def test_changes_that_wait_together_share_a_sync(store: ShortStore) -> Non
     await shelf.run()
     assert [await task for task in waiting] == [[1]] * 50
     assert store.writes_seen == 1
-
-
-async def test_content_that_waits_is_bounded(store: ShortStore) -> None:
-    shelf = Shelf(store, SystemClock(), lambda _: None)
-    first = asyncio.create_task(shelf.change(lambda draft: None, MAX_WAITING_BYTES))
-    await asyncio.sleep(0)
-    with pytest.raises(ShelfRefusedError, match="wait for the disk"):
-        await shelf.change(lambda draft: None, 1)
-    shelf.stop()
-    await shelf.run()
-    await first
 
 
 DAMAGE = [
