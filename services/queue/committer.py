@@ -254,10 +254,13 @@ class Committer:
         if self.health.broken:
             messages = self._readable(messages)
         messages = self._admit(messages)
+        failure = None
         try:
             await self._commit(messages)
         except StoreError as error:
-            await self._fail(messages, error)
+            failure = error
+        if failure is not None:
+            await self._fail(messages, failure)
 
     async def _look_up(self, items: Sequence[Item]) -> Sequence[Message]:
         # No batch is being written now: what is looked at here and below is the same store.

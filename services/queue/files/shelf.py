@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from penstock.files.v1 import files_pb2 as pb
@@ -308,9 +309,10 @@ class Shelf:
     async def _to_sweep(self, family: str, start: bytes) -> tuple[list[Row], bytes]:
         """Return the next rows of a family, and where to go on after them; nothing if that is the beginning."""
         limit = rows_at_once(family)
-        try:
+        rows = None
+        with suppress(StoreDamagedError):
             rows = await self._read(lambda: self._store.scan(family, start, b"", limit))
-        except StoreDamagedError:
+        if rows is None:
             return await asyncio.get_running_loop().run_in_executor(self._readers, self._around_damage, family, start)
         return rows, rows[-1][0] + END if len(rows) == limit else b""
 
