@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,19 @@ async def shell() -> AsyncIterator[Shell]:
     queue = FakeQueue()
     async with serving(queue) as address:
         yield Shell(address, queue)
+
+
+async def killed_retry(shell: Shell, command: Sequence[str], requests: int) -> None:
+    """Run the command with `--retry-failed`, and kill it once the queue, which answers none, has so many requests."""
+    shell.queue.paused = True
+    retry = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", *command, "--retry-failed", "--queue", shell.address,
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    async with shell.queue.changed:
+        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == requests)
+    retry.kill()
+    await retry.wait()
 
 
 async def test_what_was_answered_earlier_with_an_error_is_counted_and_run_again_when_asked(
@@ -56,15 +69,7 @@ async def test_the_plain_command_says_that_answers_of_an_interrupted_retry_will_
     shell.queue.answer = lambda _request: request_pb2.Result(outcome=request_pb2.OUTCOME_EXPIRED)
     command = ["run-batch", "-i", str(lines_in(tmp_path / "in", 1)), "-o", str(tmp_path / "out"), *NO_SCHEDULER]
     assert (await shell.run(*command)).status == 0
-    shell.queue.paused = True
-    retry = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", *command, "--retry-failed", "--queue", shell.address,
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    async with shell.queue.changed:
-        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 2)
-    retry.kill()
-    await retry.wait()
+    await killed_retry(shell, command, 2)
     plain = await shell.run(*command)
     batch = shell.queue.requests[0].batch
     assert (plain.status, plain.err.splitlines()[1:4]) == (0, [

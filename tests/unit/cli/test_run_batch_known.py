@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, completed, serving
 from tests.support.shell import Shell
 from tests.unit.cli.test_run_batch import NO_SCHEDULER, lines_in
+from tests.unit.cli.test_run_batch_again import killed_retry
 
 
 @pytest.fixture
@@ -96,15 +95,7 @@ async def test_a_retry_that_was_killed_before_it_knew_all_is_refused_like_the_fi
 ) -> None:
     command = command_in(tmp_path)
     assert (await shell.run(*command)).status == 0
-    shell.queue.paused = True
-    retry = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", *command, "--retry-failed", "--queue", shell.address,
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    async with shell.queue.changed:
-        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 41)
-    retry.kill()
-    await retry.wait()
+    await killed_retry(shell, command, 41)
     journal = tmp_path / "out.partial"
     journal.write_text("".join(f"{line}\n" for line in journal.read_text().splitlines()[:12]))
     forget(shell.queue)
