@@ -13,7 +13,7 @@ import sys
 from setuptools import setup
 
 COMPILED: dict[str, str] = {
-    "services/core": "value",
+    "services/core": "drain value",
     "services/rpc": "backoff encoding first_look outbox peer_stream streams",
     "services/queue/core": """ages audit book change effects entry lifecycle lines machine messages offers ordered
         quotas records workers""",

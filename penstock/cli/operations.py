@@ -19,7 +19,6 @@ from penstock.connection import Patience
 from penstock.errors import NotFound, Unavailable
 from penstock.exits import EX_INCOMPLETE, EX_USAGE
 from penstock.fleet import BACK_WITHIN_S, young_for_s
-from penstock.scheduler.v1 import scheduler_pb2
 from penstock.telling import tell
 
 T = TypeVar("T")
@@ -102,46 +101,20 @@ def _unknown(worker: str) -> str:
 
 async def _drained(client: Client, worker: str) -> None:
     """Return when nothing runs on the worker; raises CommandError if it stays away or takes grants again."""
-    drain, patience = _Drain(worker), Patience(BACK_WITHIN_S)
-    while not drain.is_over:
-        doubt = drain.look(await client.fleet())
-        if doubt:
-            await patience.wait_or_raise(CommandError(doubt, EX_INCOMPLETE))
-        else:
-            patience.succeeded()
-            await asyncio.sleep(DRAIN_POLL_S)
-
-
-class _Drain:
-    """What is known of a worker that was told to drain.
-
-    Looks may leave it in doubt for a while: a scheduler that was started anew knows a worker only when that has come
-    back, and that it drains by the message after. Of one that cannot reach it, and goes on, no scheduler knows.
-    """
-
-    def __init__(self, worker: str) -> None:
-        """Know nothing."""
-        self._worker = worker
-        self._lives: tuple[str, str] | None = None
-        """Those of the scheduler and of the worker when it was last seen to drain."""
-        self.is_over = False
-        """Whether it drains and nothing runs on it."""
-
-    def look(self, fleet: scheduler_pb2.StatusResponse) -> str:
-        """Return what is in doubt, empty if nothing is. Raises CommandError if it takes grants again for certain."""
-        view = next((view for view in fleet.workers if view.worker_id == self._worker), None)
+    patience = Patience(BACK_WITHIN_S)
+    while True:
+        view = next((view for view in (await client.fleet()).workers if view.worker_id == worker), None)
         if view is None:
-            return _unknown(self._worker)
-        lives = fleet.instance_id, view.instance_id
-        if view.draining:
-            self._lives = lives
-            self.is_over = not view.reservations
-        if view.draining or not view.connected:
-            return ""
-        granted = f"{self._worker} takes grants again: it was started anew or undrained"
-        if self._lives is not None and (lives == self._lives or lives[1] != self._lives[1]):
-            raise CommandError(granted, EX_INCOMPLETE)
-        return granted
+            # A scheduler that was started anew knows a worker when that has come back. Of one that cannot reach it, and
+            # goes on, no scheduler knows.
+            await patience.wait_or_raise(CommandError(_unknown(worker), EX_INCOMPLETE))
+            continue
+        if view.draining and not view.reservations:
+            return
+        if view.connected and not view.draining:
+            raise CommandError(f"{worker} takes grants again: it was started anew or undrained", EX_INCOMPLETE)
+        patience.succeeded()
+        await asyncio.sleep(DRAIN_POLL_S)
 
 
 def backup(

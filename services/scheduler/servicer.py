@@ -125,7 +125,7 @@ class SchedulerServicer:
         """Let a drained worker have grants again."""
         view = await self._worker(request.worker_id, context)
         if not view.connected:
-            # The worker remembers that it drains, and would say so when it comes back.
+            # This is the last word on it, and what a worker has not heard a restart of this process forgets.
             text = f"worker_id: {request.worker_id!r} is not connected; undrain it when it is back"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         self._runner.feed([m.DrainRequested(request.worker_id, undo=True)])

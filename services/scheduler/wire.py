@@ -10,6 +10,7 @@ from penstock.limits import MAX_NAME_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from penstock.scheduler.v1 import scheduler_pb2
+from services.core.drain import Drain
 from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import ChannelView, Snapshot, WorkerView
@@ -22,6 +23,9 @@ MAX_BLOCKS: Final = 1 << 40
 
 MAX_TOKENS: Final = 1 << 40
 """Most tokens of one request, likewise."""
+
+MAX_DRAIN_VERSION: Final = 1 << 40
+"""Most times that a worker may say that operators changed their mind: the next one still fits the wire."""
 
 SHAPE_MOST = {
     "capacity_blocks": MAX_BLOCKS,
@@ -73,6 +77,7 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
     if opened.role != scheduler_pb2.WORKER_ROLE_UNIFIED:
         raise InvalidFieldError(f"open.role: must be WORKER_ROLE_UNIFIED, got {opened.role}")
     _check_aliases(opened)
+    _check_most("open.drain.version", opened.drain.version, MAX_DRAIN_VERSION)
     return m.WorkerOpened(
         epoch,
         opened.worker_id,
@@ -94,6 +99,8 @@ def worker_opened(message: scheduler_pb2.WorkerToScheduler, epoch: int) -> m.Wor
         opened.takes_standing_grants,
         opened.runs_guaranteed_first,
         tuple(opened.adapters),
+        Drain(opened.drain.version, opened.drain.wanted),
+        opened.leaving,
     )
 
 
@@ -141,8 +148,8 @@ def from_worker(message: scheduler_pb2.WorkerToScheduler, stream: int) -> m.Inpu
         return _grant_used(message.grant_used, stream)
     if kind == "engine_report":
         return _engine_report(message.engine_report, stream)
-    if kind == "draining":
-        return m.WorkerDraining(stream, message.draining.reason)
+    if kind == "leaving":
+        return m.WorkerLeaving(stream, message.leaving.reason)
     if kind == "open":
         raise InvalidFieldError("open: only the first message may be `open`")
     raise InvalidFieldError("message: not set, or of a kind this scheduler does not know")
@@ -267,14 +274,9 @@ def recall(effect: m.Recall) -> scheduler_pb2.SchedulerToWorker:
     return scheduler_pb2.SchedulerToWorker(recall=scheduler_pb2.Recall(request_id=effect.request_id))
 
 
-def drain() -> scheduler_pb2.SchedulerToWorker:
-    """Encode a drain."""
-    return scheduler_pb2.SchedulerToWorker(drain=scheduler_pb2.Drain())
-
-
-def undrain() -> scheduler_pb2.SchedulerToWorker:
-    """Encode the undoing of a drain."""
-    return scheduler_pb2.SchedulerToWorker(undrain=scheduler_pb2.Undrain())
+def drain(asked: Drain) -> scheduler_pb2.SchedulerToWorker:
+    """Encode what operators ask of a worker."""
+    return scheduler_pb2.SchedulerToWorker(drain=scheduler_pb2.Drain(version=asked.version, wanted=asked.wanted))
 
 
 # ---- the queue ----

@@ -18,6 +18,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.scheduler.v1 import scheduler_pb2 as s
 from penstock.tls import Access
+from services.core.drain import Drain
 from services.rpc.backoff import Backoff
 from services.rpc.limits import CHANNEL_OPTIONS
 from services.rpc.outbox import Outbox
@@ -182,9 +183,7 @@ def scheduler_link(
             elif kind == "recall":
                 post(m.Recalled(message.recall.request_id))
             elif kind == "drain":
-                post(m.DrainAsked("the scheduler asked for it"))
-            elif kind == "undrain":
-                post(m.UndrainAsked())
+                post(m.DrainHeard(Drain(message.drain.version, message.drain.wanted)))
             else:
                 log.warning("scheduler: a message of an unknown kind was ignored")
 

@@ -125,7 +125,7 @@ class Runner:
             m.SendTokenizerAck: self._send_tokenizer_ack,
             m.SendCompletionAck: self._send_completion_ack,
             m.SendReport: lambda e, _: self._to_scheduler.append(wire.engine_report(e)),
-            m.SendDraining: lambda e, _: self._to_scheduler.append(wire.draining(e.reason)),
+            m.SendLeaving: lambda e, _: self._to_scheduler.append(wire.leaving(e.reason)),
             m.OpenWork: self._open_work,
             m.SendGrantUsed: lambda e, _: self._to_scheduler.append(wire.grant_used(e)),
             m.SendClaim: self._send_claim,
@@ -258,7 +258,7 @@ class Runner:
         held = {holding.request_id for holding in effect.inventory}
         self._grants = {request_id: grant for request_id, grant in self._grants.items() if request_id in held}
         self._scheduler.open(
-            wire.credits_open(who.worker_id, who.instance_id, self._shape, who.capacity_blocks, effect.inventory)
+            wire.credits_open(who.worker_id, who.instance_id, self._shape, who.capacity_blocks, effect)
         )
 
     def _send_tokenizer_ack(self, effect: m.SendTokenizerAck, _: int) -> None:

@@ -84,7 +84,7 @@ def told(text: str) -> str:
 
 
 def credits_open(
-    worker_id: str, instance_id: str, shape: EngineShape, capacity_blocks: int, inventory: Iterable[m.Holding]
+    worker_id: str, instance_id: str, shape: EngineShape, capacity_blocks: int, opening: m.OpenCredits
 ) -> s.WorkerToScheduler:
     """Return the first message of a Credits stream."""
     return s.WorkerToScheduler(
@@ -106,7 +106,7 @@ def credits_open(
                     guaranteed=h.guaranteed,
                     last_attempt=h.last_attempt,
                 )
-                for h in inventory
+                for h in opening.inventory
             ],
             max_num_seqs=shape.max_num_seqs,
             lookahead_tokens=shape.lookahead_tokens,
@@ -119,6 +119,8 @@ def credits_open(
             takes_standing_grants=True,
             runs_guaranteed_first=shape.guaranteed_first,
             most_blocks=shape.most_blocks,
+            drain=s.Drain(version=opening.drain.version, wanted=opening.drain.wanted),
+            leaving=opening.leaving,
         )
     )
 
@@ -175,9 +177,9 @@ def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
     )
 
 
-def draining(reason: str) -> s.WorkerToScheduler:
-    """Return a Draining."""
-    return s.WorkerToScheduler(draining=s.Draining(reason=told(reason)))
+def leaving(reason: str) -> s.WorkerToScheduler:
+    """Return a Leaving."""
+    return s.WorkerToScheduler(leaving=s.Leaving(reason=told(reason)))
 
 
 def granted(grant: s.Grant) -> m.Granted:

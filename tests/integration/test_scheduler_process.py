@@ -272,7 +272,7 @@ async def test_another_instance_of_a_connected_worker_is_refused_by_name(rig: Ri
 
 
 WRONG_FIRST = [
-    (s.WorkerToScheduler(draining=s.Draining(reason="x")), "open"),
+    (s.WorkerToScheduler(leaving=s.Leaving(reason="x")), "open"),
     (s.WorkerToScheduler(), "open"),
     (s.WorkerToScheduler(open=credits_open(worker_id="")), "open.worker_id"),
     (s.WorkerToScheduler(open=credits_open(model="x" * 600)), "open.model"),
@@ -281,6 +281,7 @@ WRONG_FIRST = [
     (s.WorkerToScheduler(open=credits_open(max_model_len=0)), "open.max_model_len"),
     (s.WorkerToScheduler(open=credits_open(max_num_seqs=0)), "open.max_num_seqs"),
     (s.WorkerToScheduler(open=credits_open(role=0)), "open.role"),
+    (s.WorkerToScheduler(open=credits_open(drain=s.Drain(version=1 << 63))), "open.drain.version"),
     (
         s.WorkerToScheduler(open=credits_open(inventory=[s.Holding(request_id="r", channel="c")] * 2)),
         "open.inventory[1].request_id",
@@ -330,7 +331,7 @@ async def test_a_drained_worker_is_told_and_gets_nothing_more(rig: Rig) -> None:
     await drained.open("w1")
     response = await rig.stub.DrainWorker(s.DrainWorkerRequest(worker_id="w1"))
     assert response.reservations == 0
-    assert (await drained.hear()).HasField("drain")
+    assert (await drained.hear()).drain == s.Drain(version=1, wanted=True)
     await other.open("w2")
     await rig.queue.announce("r1")
     assert (await other.hear()).grant.request_id == "r1"

@@ -240,7 +240,7 @@ async def test_sigterm_finishes_what_runs_and_exits_0(tmp_path: Path, peers: Pee
     assert result.usage.completion_tokens == 100
     await until(lambda: not service.running, "the exit")
     assert service.process.returncode == 0  # type: ignore[union-attr]
-    assert peers.scheduler.draining
+    assert peers.scheduler.leaving
 
 
 async def test_after_the_grace_what_still_runs_is_handed_back(
@@ -417,7 +417,7 @@ async def engine_killed(service: Service, peers: Peers) -> None:
     os.kill(core, signal.SIGKILL)
     await until(lambda: not service.running, "the exit")
     assert service.process.returncode == 70  # type: ignore[union-attr]
-    assert peers.scheduler.draining
+    assert peers.scheduler.leaving
     assert not any(alive(pid) for pid in family)
 
 

@@ -101,7 +101,7 @@ class Simulation:
                 worker.shut_down()
         if self.scheduler.up:
             for view in self.scheduler.machine.fleet:
-                if view.draining:  # a reconnect said so behind the operator's back
+                if view.draining:
                     self.scheduler.drain(view.worker_id, True)
         self.world.after(ROUNDS_NS, self._rounds)
 
@@ -119,8 +119,12 @@ class Simulation:
 
     def _all_home(self) -> bool:
         fleet = list(self.scheduler.machine.fleet)
+        drains = {worker.name: worker.session._held.drain for worker in self.workers}
         return len(fleet) == len(self.workers) and all(
-            worker.closed_ns is None and worker.ledger.free_blocks == worker.shape.capacity_blocks for worker in fleet
+            worker.closed_ns is None
+            and worker.ledger.free_blocks == worker.shape.capacity_blocks
+            and worker.drain == drains[worker.worker_id]
+            for worker in fleet
         )
 
     def _left(self) -> str:

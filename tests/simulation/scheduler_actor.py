@@ -109,7 +109,7 @@ class SchedulerActor(Process):
                 stream = self.workers.pop(effect.epoch, None)
                 if stream is not None:
                     stream.close(UP)
-            elif isinstance(effect, m.Grant | m.Recall | m.Drain | m.Undrain) and effect.epoch in self.workers:
+            elif isinstance(effect, m.Grant | m.Recall | m.TellDrain) and effect.epoch in self.workers:
                 self.world.note("scheduler says", effect)
                 self.workers[effect.epoch].down(effect)
 
@@ -158,7 +158,7 @@ class SchedulerActor(Process):
 
     def _from_worker(self, stream: Stream, message: Any) -> None:
         self.world.note("scheduler hears", message)
-        if isinstance(message, m.WorkerDraining):
+        if isinstance(message, m.WorkerLeaving):
             self._step(message.replace(epoch=stream.label))
             return
         if not isinstance(message, m.WorkerOpened):

@@ -246,10 +246,8 @@ class WorkerActor(Process):
             )  # fmt: skip
         elif isinstance(effect, sm.Recall):
             self.handle(m.Recalled(effect.request_id))
-        elif isinstance(effect, sm.Drain):
-            self.handle(m.DrainAsked("operator"))
-        elif isinstance(effect, sm.Undrain):
-            self.handle(m.UndrainAsked())
+        elif isinstance(effect, sm.TellDrain):
+            self.handle(m.DrainHeard(effect.drain))
 
     def _from_queue(self, stream: Stream, effect: Any) -> None:
         if stream is not self.work:
@@ -294,7 +292,8 @@ class WorkerActor(Process):
         inventory = (*held, *(holding for holding in self.invented if holding.request_id not in names))
         self.invented = ()
         if self.credits is not None:
-            self.credits.up(sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory, True, True))
+            opened = sm.WorkerOpened(0, self.name, self.instance, ("sim",), shape, inventory, True, True)
+            self.credits.up(opened.replace(drain=effect.drain, leaving=effect.leaving))
 
     def _ack(self, ack: sm.TokenizerAck | sm.CompletionAck | sm.GrantUsed) -> None:
         self._to_scheduler.append(ack)
@@ -321,8 +320,8 @@ class WorkerActor(Process):
     def _report(self, report: m.SendReport) -> None:
         self._to_scheduler.append(sm.EngineReport(0, **fields(report)))
 
-    def _draining(self, effect: m.SendDraining) -> None:
-        self._to_scheduler.append(sm.WorkerDraining(0, effect.reason))
+    def _leaving(self, effect: m.SendLeaving) -> None:
+        self._to_scheduler.append(sm.WorkerLeaving(0, effect.reason))
 
     # ---- effects: queue ----
 
@@ -411,7 +410,7 @@ class WorkerActor(Process):
         m.SendTokenizerAck: _tokenizer_ack,
         m.SendCompletionAck: _completion_ack,
         m.SendReport: _report,
-        m.SendDraining: _draining,
+        m.SendLeaving: _leaving,
         m.OpenWork: _open_work,
         m.SendGrantUsed: _grant_used,
         m.SendClaim: _claim,

@@ -127,7 +127,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.settled: list[s.TokenizerAck] = []
         self.released: list[s.CompletionAck] = []
         self.reports: list[s.EngineReport] = []
-        self.draining: list[str] = []
+        self.leaving: list[str] = []
         self.frames: list[s.CreditsRequest] = []
         self.epoch = 0
         self.name_taken = False
@@ -195,8 +195,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             self.released.append(message.completion_ack)
         elif kind == "engine_report":
             self.reports.append(message.engine_report)
-        elif kind == "draining":
-            self.draining.append(message.draining.reason)
+        elif kind == "leaving":
+            self.leaving.append(message.leaving.reason)
 
 
 class Peers:

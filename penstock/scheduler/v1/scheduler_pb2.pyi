@@ -126,7 +126,7 @@ class WorkerToScheduler(_message.Message):
     TOKENIZER_ACK_FIELD_NUMBER: _builtins.int
     COMPLETION_ACK_FIELD_NUMBER: _builtins.int
     ENGINE_REPORT_FIELD_NUMBER: _builtins.int
-    DRAINING_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     GRANT_USED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___CreditsOpen:
@@ -145,8 +145,8 @@ class WorkerToScheduler(_message.Message):
         """What the engine says of itself."""
 
     @_builtins.property
-    def draining(self) -> Global___Draining:
-        """The worker takes no new grants; what it holds it will finish or hand back."""
+    def leaving(self) -> Global___Leaving:
+        """The worker takes no new grants for the rest of its life; what it holds it will finish or hand back."""
 
     @_builtins.property
     def grant_used(self) -> Global___GrantUsed:
@@ -159,14 +159,14 @@ class WorkerToScheduler(_message.Message):
         tokenizer_ack: Global___TokenizerAck | None = ...,
         completion_ack: Global___CompletionAck | None = ...,
         engine_report: Global___EngineReport | None = ...,
-        draining: Global___Draining | None = ...,
+        leaving: Global___Leaving | None = ...,
         grant_used: Global___GrantUsed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "grant_used", b"grant_used", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "engine_report", b"engine_report", "grant_used", b"grant_used", "leaving", b"leaving", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "draining", b"draining", "engine_report", b"engine_report", "grant_used", b"grant_used", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_ack", b"completion_ack", "engine_report", b"engine_report", "grant_used", b"grant_used", "leaving", b"leaving", "message", b"message", "open", b"open", "tokenizer_ack", b"tokenizer_ack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "tokenizer_ack", "completion_ack", "engine_report", "draining", "grant_used"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "tokenizer_ack", "completion_ack", "engine_report", "leaving", "grant_used"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -197,6 +197,8 @@ class CreditsOpen(_message.Message):
     RUNS_GUARANTEED_FIRST_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     MOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Name of the worker, stable over restarts."""
     instance_id: _builtins.str
@@ -235,6 +237,8 @@ class CreditsOpen(_message.Message):
     """Blocks that one completion holds at most, however long it is and whatever is ahead of it; 0 means that nothing
     bounds them but its length.
     """
+    leaving: _builtins.bool
+    """Whether it takes no new grants for the rest of its life."""
     @_builtins.property
     def inventory(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holding]:
         """Everything the worker still holds credits for."""
@@ -246,6 +250,10 @@ class CreditsOpen(_message.Message):
     @_builtins.property
     def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of model_aliases that are adapters (LoRA): they answer under their own name."""
+
+    @_builtins.property
+    def drain(self) -> Global___Drain:
+        """What the worker last heard that operators ask of it, from whichever scheduler; unset is version 0."""
 
     def __init__(
         self,
@@ -269,10 +277,12 @@ class CreditsOpen(_message.Message):
         runs_guaranteed_first: _builtins.bool = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         most_blocks: _builtins.int = ...,
+        drain: Global___Drain | None = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "instance_id", b"instance_id", "inventory", b"inventory", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "most_blocks", b"most_blocks", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "block_size", b"block_size", "byte_bounded_tokenizer", b"byte_bounded_tokenizer", "capacity_blocks", b"capacity_blocks", "ceiling_max_tokens", b"ceiling_max_tokens", "default_max_tokens", b"default_max_tokens", "drain", b"drain", "instance_id", b"instance_id", "inventory", b"inventory", "leaving", b"leaving", "lookahead_tokens", b"lookahead_tokens", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model", b"model", "model_aliases", b"model_aliases", "most_blocks", b"most_blocks", "role", b"role", "runs_guaranteed_first", b"runs_guaranteed_first", "special_tokens", b"special_tokens", "takes_standing_grants", b"takes_standing_grants", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -517,8 +527,8 @@ class GrantUsed(_message.Message):
 Global___GrantUsed: _TypeAlias = GrantUsed  # noqa: Y015
 
 @_typing.final
-class Draining(_message.Message):
-    """The worker takes no new grants."""
+class Leaving(_message.Message):
+    """The worker takes no new grants for the rest of its life: it was told to stop, or its engine or tokenizer has died."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -536,7 +546,7 @@ class Draining(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Draining: _TypeAlias = Draining  # noqa: Y015
+Global___Leaving: _TypeAlias = Leaving  # noqa: Y015
 
 @_typing.final
 class CreditsResponse(_message.Message):
@@ -572,7 +582,6 @@ class SchedulerToWorker(_message.Message):
     GRANT_FIELD_NUMBER: _builtins.int
     RECALL_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
-    UNDRAIN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___CreditsOpened:
         """First message."""
@@ -587,11 +596,7 @@ class SchedulerToWorker(_message.Message):
 
     @_builtins.property
     def drain(self) -> Global___Drain:
-        """Finish what you have and expect nothing more."""
-
-    @_builtins.property
-    def undrain(self) -> Global___Undrain:
-        """Take grants again."""
+        """What operators ask of the worker."""
 
     def __init__(
         self,
@@ -600,13 +605,12 @@ class SchedulerToWorker(_message.Message):
         grant: Global___Grant | None = ...,
         recall: Global___Recall | None = ...,
         drain: Global___Drain | None = ...,
-        undrain: Global___Undrain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "grant", b"grant", "message", b"message", "open", b"open", "recall", b"recall", "undrain", b"undrain"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "grant", b"grant", "message", b"message", "open", b"open", "recall", b"recall"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "grant", b"grant", "message", b"message", "open", b"open", "recall", b"recall", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "grant", b"grant", "message", b"message", "open", b"open", "recall", b"recall"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "grant", "recall", "drain", "undrain"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "grant", "recall", "drain"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -770,37 +774,32 @@ Global___Recall: _TypeAlias = Recall  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
-    """Finish what you have and expect nothing more."""
+    """Whether a worker is to take no new grants: all that operators ask of it, so that it may be told again and late. Of two
+    the one with the higher version holds. The scheduler draws the versions; the worker keeps the last, for as long as it
+    lives, for the next scheduler.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    VERSION_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """One more with each change; 0: nobody has asked for anything."""
+    wanted: _builtins.bool
+    """True: finish what you have and expect nothing more. False: take grants."""
     def __init__(
         self,
+        *,
+        version: _builtins.int = ...,
+        wanted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Drain: _TypeAlias = Drain  # noqa: Y015
-
-@_typing.final
-class Undrain(_message.Message):
-    """Take grants again after a Drain. A worker that is shutting down answers with Draining."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Undrain: _TypeAlias = Undrain  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):

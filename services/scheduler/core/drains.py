@@ -1,60 +1,44 @@
-"""What operators have last asked of workers, so that it holds whatever becomes of the streams meanwhile.
+"""What operators last asked of workers that are not there, so that it holds however long they are away.
 
-A worker remembers that it drains and says so on each new stream; what was asked while it was away, or was lost on its
-way, it does not know.
+Of a worker that is there its epoch says it, and the worker itself keeps what it has heard: a new scheduler learns it
+from the next stream.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from services.core.drain import Drain
 from services.scheduler.core.fleet import Worker
+from services.scheduler.core.messages import WorkerOpened
 
 MOST_REMEMBERED: Final = 4096
 """Workers of which it is remembered, the oldest of more forgotten: of a fleet whose every worker has a new name, those
 that were drained do not come back."""
 
 
-class Asked(NamedTuple):
-    """What was asked last of one life of a worker."""
+class Left(NamedTuple):
+    """What was asked last of a life of a worker whose epoch is over."""
 
     instance_id: str
-    undo: bool
-    told_epoch: int | None = None
-    """The last epoch in which the worker, which said that it drains, was told that it need not."""
+    drain: Drain
 
 
 class Drains:
-    """By worker, for one life of its process: whether it is to drain, or to drain no more."""
+    """By worker, for one life of its process."""
 
     def __init__(self) -> None:
-        """Nothing has been asked."""
-        self._asked: dict[str, Asked] = {}
+        """Start with no worker that has left."""
+        self._left: dict[str, Left] = {}
 
-    def ask(self, worker: Worker, undo: bool) -> None:
-        """Remember what was asked last."""
-        self._asked.pop(worker.worker_id, None)
-        self._asked[worker.worker_id] = Asked(worker.instance_id, undo)
-        if len(self._asked) > MOST_REMEMBERED:
-            del self._asked[next(iter(self._asked))]
+    def left(self, worker: Worker) -> None:
+        """Remember what was asked of a worker whose epoch is over."""
+        if worker.drain.version:
+            self._left[worker.worker_id] = Left(worker.instance_id, worker.drain)
+            if len(self._left) > MOST_REMEMBERED:
+                del self._left[next(iter(self._left))]
 
-    def is_to_drain(self, worker: Worker) -> bool:
-        """Return whether a worker that has come was to drain; another life of it was not."""
-        asked = self._asked.get(worker.worker_id)
-        if asked is None:
-            return False
-        if asked.instance_id != worker.instance_id:
-            del self._asked[worker.worker_id]
-            return False
-        return not asked.undo
-
-    def tell_undo(self, worker: Worker) -> bool:
-        """Return, once an epoch, whether a worker that says that it drains is to be told that it need not.
-
-        Once, for one that ends says so again; in each epoch, for what it is told may be lost with the stream.
-        """
-        asked = self._asked.get(worker.worker_id)
-        if asked is None or asked.instance_id != worker.instance_id or not asked.undo:
-            return False
-        self._asked[worker.worker_id] = asked._replace(told_epoch=worker.epoch)
-        return asked.told_epoch != worker.epoch
+    def returned(self, opened: WorkerOpened) -> Drain:
+        """Return what holds for a worker that has come: what it has heard, or, in the same life, of later."""
+        left = self._left.pop(opened.worker_id, None)
+        return max(left.drain, opened.drain) if left and left.instance_id == opened.instance_id else opened.drain

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
+from services.core.drain import NEVER_ASKED, Drain
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOpened
 
@@ -120,13 +121,21 @@ class Worker:
     adapters: tuple[str, ...] = ()
     displaces: bool = False
     """Whether a request within a guarantee needs nothing free: its engine runs it before others, and preempts those."""
-    draining: bool = False
+    drain: Drain = NEVER_ASKED
+    """What operators last asked of it."""
+    leaving: bool = False
+    """Whether it takes no new grants for the rest of its life."""
     closed_ns: int | None = None
     paused_until_ns: int = 0
     standing_paused_until_ns: int = 0
     """Keeps standing grants away from a worker that has just handed one back unasked."""
     drift_blocks: int = 0
     report: EngineReport | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether it takes no new grants, for its own reasons or an operator's."""
+        return self.drain.wanted or self.leaving
 
     @property
     def usable_blocks(self) -> int:
@@ -301,6 +310,8 @@ class Fleet:
             takes_standing=opened.takes_standing,
             adapters=opened.adapters,
             displaces=opened.guaranteed_first and self._engines_preempt,
+            drain=opened.drain,
+            leaving=opened.leaving,
         )
         self.changes += 1
         worker.group.workers[worker.epoch] = worker

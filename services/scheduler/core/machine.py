@@ -76,7 +76,7 @@ class Machine:
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             m.WorkerOpened: self._worker_opened,
             m.WorkerClosed: self._worker_closed,
-            m.WorkerDraining: self._worker_draining,
+            m.WorkerLeaving: self._worker_leaving,
             m.TokenizerAck: self._tokenizer_ack,
             m.GrantUsed: self._grant_used,
             m.CompletionAck: self._completion_ack,
@@ -264,8 +264,7 @@ class Machine:
             self._end_epoch(before, now_ns)
         worker = self.fleet.open(opened)
         self._hopeless.opened()
-        still = before is not None and before.draining and before.instance_id == opened.instance_id
-        worker.draining = self._drains.is_to_drain(worker) or still
+        worker.drain = self._drains.returned(opened)
         self.policy.opened(worker)
         self._arbiter.opened(worker)
         standing = of_earlier(opened.inventory)
@@ -274,8 +273,10 @@ class Machine:
             if holding.request_id not in standing:
                 self._move(holding.request_id, Event.ADOPTED, now_ns, epoch=worker.epoch)
                 self._arbiter.adopted(worker, holding.request_id, self.channel(holding.channel), now_ns)
+        if worker.drain != opened.drain:
+            self._effects.append(m.TellDrain(worker.epoch, worker.drain))
         if worker.draining:
-            self._drain(worker)
+            self._takes_nothing_new(worker)
         self._fleet_changed = True
         self._effects += self._windows.news()
 
@@ -290,6 +291,7 @@ class Machine:
     def _end_epoch(self, worker: Worker, now_ns: int) -> None:
         """Send everything the epoch holds home; what of it was not claimed waits again."""
         self.fleet.remove(worker)
+        self._drains.left(worker)
         self._stand_by.closed(worker)
         self._arbiter.ended(worker, now_ns)
         self.policy.ended(worker)
@@ -300,40 +302,28 @@ class Machine:
             if entry is not None and entry.epoch == worker.epoch:
                 self._move(request_id, Event.RETURNED, now_ns)
 
-    def _worker_draining(self, message: m.WorkerDraining, _now_ns: int) -> None:
+    def _worker_leaving(self, message: m.WorkerLeaving, _now_ns: int) -> None:
         worker = self.fleet.get(message.epoch)
         if worker is None:
-            self.counters.stale["draining"] += 1
-        elif self._drains.tell_undo(worker):
-            self._effects.append(m.Undrain(worker.epoch))  # which it had not heard of when it said so
+            self.counters.stale["leaving"] += 1
         else:
-            worker.draining = True
-            self._arbiter.went_away()
-            self._recall_unclaimed(worker)
+            worker.leaving = True
+            self._takes_nothing_new(worker)
 
     def _drain_requested(self, request: m.DrainRequested, _now_ns: int) -> None:
         worker = self.fleet.named(request.worker_id)
-        if worker is None:
+        if worker is None or worker.drain.wanted == (not request.undo):
             return
-        if not request.undo:
-            self._drains.ask(worker, undo=False)
-            self._drain(worker)
+        worker.drain = worker.drain.changed()
+        self._effects.append(m.TellDrain(worker.epoch, worker.drain))
+        if worker.draining:
+            self._takes_nothing_new(worker)
         elif worker.closed_ns is None:
-            # One that is ending says so again, and returns what it is granted meanwhile.
-            self._drains.ask(worker, undo=True)
-            if not worker.draining:
-                return
-            worker.draining = False
-            self._effects.append(m.Undrain(worker.epoch))
             self._arbiter.came_back(worker)
 
-    def _drain(self, worker: Worker) -> None:
-        worker.draining = True
+    def _takes_nothing_new(self, worker: Worker) -> None:
+        """Let others have the turns of a worker that drains, and want back what it has not claimed."""
         self._arbiter.went_away()
-        self._effects.append(m.Drain(worker.epoch))
-        self._recall_unclaimed(worker)
-
-    def _recall_unclaimed(self, worker: Worker) -> None:
         for request_id in worker.ledger:
             entry = self.backlog.get(request_id)
             if entry is not None and entry.epoch == worker.epoch:

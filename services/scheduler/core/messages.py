@@ -11,6 +11,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from services.core.drain import NEVER_ASKED, Drain
 from services.core.value import Value
 from services.scheduler.core.sharing.share import Share
 
@@ -99,6 +100,8 @@ class WorkerOpened(Value):
         takes_standing: bool = False,
         guaranteed_first: bool = False,
         adapters: tuple[str, ...] = (),
+        drain: Drain = NEVER_ASKED,
+        leaving: bool = False,
     ) -> None:
         self.epoch, self.worker_id, self.instance_id, self.models = epoch, worker_id, instance_id, models
         self.adapters = adapters
@@ -108,6 +111,10 @@ class WorkerOpened(Value):
         """Whether the worker knows standing grants."""
         self.guaranteed_first = guaranteed_first
         """Whether its engine runs what is guaranteed before what is not, and preempts that first."""
+        self.drain = drain
+        """What it last heard that operators ask of it."""
+        self.leaving = leaving
+        """Whether it takes no new grants for the rest of its life."""
 
 
 class WorkerClosed(NamedTuple):
@@ -116,8 +123,8 @@ class WorkerClosed(NamedTuple):
     epoch: int
 
 
-class WorkerDraining(Value):
-    """The worker takes no new grants."""
+class WorkerLeaving(Value):
+    """The worker takes no new grants for the rest of its life."""
 
     def __init__(self, epoch: int, reason: str) -> None:
         self.epoch, self.reason = epoch, reason
@@ -274,7 +281,7 @@ class Tick(NamedTuple):
 Input: TypeAlias = (
     WorkerOpened
     | WorkerClosed
-    | WorkerDraining
+    | WorkerLeaving
     | TokenizerAck
     | GrantUsed
     | CompletionAck
@@ -341,16 +348,11 @@ class Recall(NamedTuple):
     request_id: str
 
 
-class Drain(NamedTuple):
-    """To a worker: finish what you have and expect nothing more."""
+class TellDrain(NamedTuple):
+    """To a worker: operators ask this of you from now on."""
 
     epoch: int
-
-
-class Undrain(NamedTuple):
-    """To a worker: take grants again."""
-
-    epoch: int
+    drain: Drain
 
 
 class Opened(NamedTuple):
@@ -420,8 +422,7 @@ Effect: TypeAlias = (
     | Grant
     | Met
     | Recall
-    | Drain
-    | Undrain
+    | TellDrain
     | SetWindow
     | RejectRequest
     | Settled

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
+from services.core.drain import NEVER_ASKED, Drain
 from services.core.value import Value
 from services.worker.core.standing import Met, SendGrantUsed, SendOffer, SendWithdraw, Standing
 from services.worker.core.tokenizing import DropPrompt, Tokenize, Tokenized, TokenizeFailed, TokenizerDied
@@ -70,17 +71,13 @@ class Recalled(NamedTuple):
     request_id: str
 
 
-class DrainAsked(NamedTuple):
-    """Take no new grants; finish what is here."""
+class DrainHeard(NamedTuple):
+    """Operators ask for this, or asked for it before something that is known."""
 
-    reason: str
+    drain: Drain
 
 
 # ---- messages: queue ----
-
-
-class UndrainAsked(NamedTuple):
-    """Take grants again, unless the worker is ending."""
 
 
 class QueueReached(NamedTuple):
@@ -212,8 +209,7 @@ Message: TypeAlias = (
     | SchedulerDown
     | Granted
     | Recalled
-    | DrainAsked
-    | UndrainAsked
+    | DrainHeard
     | QueueReached
     | QueueUp
     | QueueDown
@@ -242,9 +238,11 @@ Message: TypeAlias = (
 
 
 class OpenCredits(NamedTuple):
-    """Open the Credits stream with everything still held."""
+    """Open the Credits stream with everything still held, and why grants may not be taken."""
 
     inventory: tuple[Holding, ...]
+    drain: Drain = NEVER_ASKED
+    leaving: bool = False
 
 
 class SendTokenizerAck(Value):
@@ -302,8 +300,8 @@ class SendReport(Value):
         self.prefill_tokens = prefill_tokens
 
 
-class SendDraining(NamedTuple):
-    """Tell the scheduler that no new grants are taken."""
+class SendLeaving(NamedTuple):
+    """Tell the scheduler that no new grants are taken for the rest of this life."""
 
     reason: str
 
@@ -416,7 +414,7 @@ Effect: TypeAlias = (
     | SendCompletionAck
     | SendGrantUsed
     | SendReport
-    | SendDraining
+    | SendLeaving
     | OpenWork
     | SendClaim
     | SendOffer

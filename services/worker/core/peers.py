@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, TypeAlias
 
+from services.core.drain import Drain
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Entry
@@ -86,11 +87,11 @@ class Peers:
 
     # ---- scheduler ----
 
-    def open_credits(self, inventory: tuple[m.Holding, ...]) -> None:
-        """Open the Credits stream with the whole inventory."""
+    def open_credits(self, inventory: tuple[m.Holding, ...], drain: Drain, leaving: bool) -> None:
+        """Open the Credits stream with the whole inventory, and what keeps grants away."""
         self._credits = Stream.OPENING
         self._waiting_acks.clear()
-        self._out.append(m.OpenCredits(inventory))
+        self._out.append(m.OpenCredits(inventory, drain, leaving))
 
     def credits_opened(self, epoch: int, report_interval_ns: int) -> None:
         """Take the new epoch and send the ACKs that waited for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from services.core.drain import NEVER_ASKED, Drain
 from services.worker.core import messages as m
 from services.worker.core.engine_view import EngineView
 from services.worker.core.entry import Counters, Entry
@@ -26,8 +27,10 @@ class Reservations:
         self.unclaimed: dict[str, Entry] = {}
         """Grants whose claim has not been sent, oldest first."""
         self.token_news = TokenNews()
-        self.open = True
-        """Whether new grants are taken."""
+        self.drain = NEVER_ASKED
+        """What operators were last heard to ask; kept for the next scheduler."""
+        self.leaving = False
+        """Whether nothing new is taken for the rest of this life."""
         self.in_engine = 0
         self.claiming = 0
         self._successors: dict[str, m.Granted] = {}
@@ -35,6 +38,11 @@ class Reservations:
         self._peers = peers
         self._view = view
         self._counters = counters
+
+    @property
+    def open(self) -> bool:
+        """Whether new grants are taken."""
+        return not (self.drain.wanted or self.leaving)
 
     def grant(self, message: m.Granted, now_ns: int) -> None:
         """Take a grant: claim it, keep it until it can be claimed, or return it if nothing new is taken.
@@ -93,9 +101,19 @@ class Reservations:
         else:
             self.move(entry, Input.RECALL, now_ns, Cause.RECALLED)
 
-    def close(self, now_ns: int) -> None:
-        """Take nothing new, and return what has not been claimed."""
-        self.open = False
+    def hear_drain(self, asked: Drain, now_ns: int) -> None:
+        """Do what operators ask, unless a later word of theirs is known."""
+        self.drain = max(self.drain, asked)
+        if not self.open:
+            self._return_all(now_ns)
+
+    def leave(self, now_ns: int) -> None:
+        """Take nothing new for the rest of this life."""
+        self.leaving = True
+        self._return_all(now_ns)
+
+    def _return_all(self, now_ns: int) -> None:
+        """Return what has not been claimed, and want back what stands ready."""
         self.return_unclaimed(list(self.unclaimed.values()), now_ns)
         self.withdraw(now_ns)
 

@@ -64,7 +64,6 @@ class Session:
         self._sizes = sizes
         self._over_need: dict[str, None] = {}
         self._watchdog = Watchdog(stall_ns)
-        self._stopping = False
         self._out: list[m.Effect] = []
         self._peers = Peers(self._out)
         self._held = Reservations(self._out, self._peers, self.view, self.counters)
@@ -75,8 +74,7 @@ class Session:
             m.SchedulerDown: self._scheduler_down,
             m.Granted: self._held.grant,
             m.Recalled: self._recalled,
-            m.DrainAsked: self._drain_asked,
-            m.UndrainAsked: self._undrain_asked,
+            m.DrainHeard: self._drain_heard,
             m.QueueReached: self._queue_reached,
             m.QueueUp: self._queue_up,
             m.QueueDown: self._queue_down,
@@ -145,13 +143,14 @@ class Session:
     def _scheduler_reached(self, _: m.SchedulerReached, now_ns: int) -> None:
         # The one before stood by its grants; this one may not know what they are.
         self._held.withdraw(now_ns)
-        self._peers.open_credits(tuple(entry.holding() for entry in self._held.by_request.values()))
+        inventory = tuple(entry.holding() for entry in self._held.by_request.values())
+        self._peers.open_credits(inventory, self._held.drain, self._held.leaving)
 
     def _scheduler_up(self, message: m.SchedulerUp, _: int) -> None:
         self._peers.credits_opened(message.epoch, message.report_interval_ns)
         self.view.forget_told()
-        if not self._held.open:
-            self._out.append(m.SendDraining("the worker is draining"))
+        if self._held.leaving:  # it may have begun since the stream was opened
+            self._out.append(m.SendLeaving("the worker is ending"))
 
     def _scheduler_down(self, _: m.SchedulerDown, __: int) -> None:
         self._peers.credits_closed()
@@ -159,15 +158,8 @@ class Session:
     def _recalled(self, message: m.Recalled, now_ns: int) -> None:
         self._held.recall(message.request_id, now_ns)
 
-    def _drain_asked(self, _: m.DrainAsked, now_ns: int) -> None:
-        # No answer: it could arrive behind the undo of what it answers, and would drain the worker for good.
-        self._held.close(now_ns)
-
-    def _undrain_asked(self, _: m.UndrainAsked, __: int) -> None:
-        if self._stopping:
-            self._out.append(m.SendDraining("the worker is ending"))
-        else:
-            self._held.open = True
+    def _drain_heard(self, message: m.DrainHeard, now_ns: int) -> None:
+        self._held.hear_drain(message.drain, now_ns)
 
     # ---- queue ----
 
@@ -204,7 +196,7 @@ class Session:
         entry.max_tokens = message.max_tokens
         self._held.by_run[run_id] = entry
         self._held.move(entry, Input.DELIVER, now_ns)
-        if self._stopping:
+        if self._held.leaving:
             self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
         elif message.watched:
             self._watch(run_id, entry, True)
@@ -338,8 +330,7 @@ class Session:
 
     def _tokenizer_died(self, message: m.TokenizerDied, now_ns: int) -> None:
         """Hand everything back: the engine lives, so no attempt has failed."""
-        self._stopping = True
-        self._take_nothing_new(message.reason, now_ns)
+        self._leave(message.reason, now_ns)
         self._hand_back(now_ns, State.TOKENIZING, State.RUNNING)
 
     def _engine_tokens(self, message: m.EngineTokens, _: int) -> None:
@@ -395,8 +386,7 @@ class Session:
             self.view.emptied(now_ns)
 
     def _engine_died(self, message: m.EngineDied, now_ns: int) -> None:
-        self._stopping = True
-        self._take_nothing_new(f"the engine is dead: {message.reason}", now_ns)
+        self._leave(f"the engine is dead: {message.reason}", now_ns)
         ending = Ending(EndingKind.FAILED, "engine_dead", message.reason)
         for entry in list(self._held.by_run.values()):
             if entry.state is State.TOKENIZING:
@@ -409,23 +399,22 @@ class Session:
     # ---- shell ----
 
     def _shutdown_asked(self, message: m.ShutdownAsked, now_ns: int) -> None:
-        self._stopping = True
-        self._take_nothing_new(message.reason, now_ns)
+        self._leave(message.reason, now_ns)
         self._hand_back(now_ns, State.TOKENIZING)
 
     def _grace_over(self, _: m.GraceOver, now_ns: int) -> None:
-        self._stopping = True
-        self._take_nothing_new("the grace period is over", now_ns)
+        self._leave("the grace period is over", now_ns)
         self._hand_back(now_ns, State.TOKENIZING, State.RUNNING)
 
     def _hand_back(self, now_ns: int, *states: State) -> None:
         for entry in self._held.in_states(*states):
             self._held.move(entry, Input.HAND_BACK, now_ns, Cause.LEASE_LOST)
 
-    def _take_nothing_new(self, reason: str, now_ns: int) -> None:
-        if self._held.open:
-            self._out.append(m.SendDraining(reason))
-        self._held.close(now_ns)
+    def _leave(self, reason: str, now_ns: int) -> None:
+        """Take nothing new for the rest of this life."""
+        if not self._held.leaving and self._peers.scheduler_up:
+            self._out.append(m.SendLeaving(reason))
+        self._held.leave(now_ns)
 
     def _tick(self, _: m.Tick, now_ns: int) -> None:
         if self._peers.queue_up:

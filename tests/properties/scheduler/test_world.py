@@ -235,7 +235,7 @@ class World:
         effects = self.machine.step(message, self.now_ns)
         effects += self.machine.arbitrate(self.now_ns)
         for effect in effects:
-            if isinstance(effect, m.Grant | m.Recall | m.Drain):
+            if isinstance(effect, m.Grant | m.Recall | m.TellDrain):
                 for node in self.nodes.values():
                     if node.epoch == effect.epoch:
                         node.from_scheduler.append(effect)

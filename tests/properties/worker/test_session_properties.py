@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.core.drain import Drain
 from services.worker.core import messages as m
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
@@ -326,9 +327,9 @@ class World(RuleBasedStateMachine):
         if self.scheduler_up and passed_ms * 1_000_000 >= REPORT_INTERVAL_NS:
             assert sum(self.booked.values()) == self.session.held_blocks, "growth waits no longer than a report"
 
-    @rule()
-    def drain_asked(self) -> None:
-        self.tell(m.DrainAsked("asked"))
+    @rule(version=st.integers(0, 9))
+    def drain_heard(self, version: int) -> None:
+        self.tell(m.DrainHeard(Drain(version, version % 2 == 1)))
 
     # ---- what must hold ----
 

@@ -1,7 +1,8 @@
 """Replays the transcripts beside this file: input lines, and indented below each the effects it must have.
 
 A line without indent is an input (or a question: `ledger`, `channel`, `counts`); lines starting with # are comments.
-`w1#2` is worker w1 in epoch 2. Blocks hold one token, so `announce r1 batch 5` books 5 blocks.
+`w1#2` is worker w1 in epoch 2; `drain=3` is the third that it has heard, the odd ones ask it
+to drain. Blocks hold one token, so `announce r1 batch 5` books 5 blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from services.core.drain import Drain
 from services.scheduler.core import messages as m
 from services.scheduler.core.admission.policies import POLICIES
 from services.scheduler.core.machine import Machine
@@ -25,7 +27,6 @@ PLAIN = {
     m.NameTaken: "name taken",
     m.EndStream: "end",
     m.Recall: "recall",
-    m.Drain: "drain",
 }
 """Effects that are written as a word and their fields."""
 
@@ -94,7 +95,9 @@ class Replay:
         models = tuple(options.get("models", "m").split(","))
         instance = options.get("instance", "i1")
         takes_standing = "standing" in options
-        return self.tell(m.WorkerOpened(self.epoch, words[0], instance, models, engine, inventory, takes_standing))
+        opened = m.WorkerOpened(self.epoch, words[0], instance, models, engine, inventory, takes_standing)
+        heard = int(options.get("drain", "0"))
+        return self.tell(opened.replace(drain=Drain(heard, heard % 2 == 1), leaving="leaving" in options))
 
     def do_close(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.WorkerClosed(self.epochs[words[0]]))
@@ -139,8 +142,11 @@ class Replay:
     def do_drain(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.DrainRequested(words[0]))
 
-    def do_draining(self, words: list[str], _options: dict[str, str]) -> list[str]:
-        return self.tell(m.WorkerDraining(self.epochs[words[0]], "told to stop"))
+    def do_undrain(self, words: list[str], _options: dict[str, str]) -> list[str]:
+        return self.tell(m.DrainRequested(words[0], undo=True))
+
+    def do_leaving(self, words: list[str], _options: dict[str, str]) -> list[str]:
+        return self.tell(m.WorkerLeaving(self.epochs[words[0]], "told to stop"))
 
     def do_after(self, words: list[str], _options: dict[str, str]) -> list[str]:
         self.now_ns += int(words[0].removesuffix("ms")) * 1_000_000
@@ -185,6 +191,8 @@ class Replay:
             case m.Released():
                 cause = effect.cause.name.lower() if effect.cause else "epoch end"
                 text = f"released {effect.request_id} {cause}, {effect.released_blocks} home"
+            case m.TellDrain():
+                text = f"drain #{effect.epoch} {'yes' if effect.drain.wanted else 'no'}, version {effect.drain.version}"
             case m.AuditFailed():
                 text = f"audit failed: {effect.violations}"
             case _:

@@ -8,13 +8,14 @@ with `#` is for the reader.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.core.drain import Drain
 from services.core.value import Value, fields
 from services.worker.core import messages as m
 from services.worker.core.session import Session
@@ -73,17 +74,34 @@ def message(name: str, fields: list[str]) -> m.Message:
     return made
 
 
+def lease(text: str) -> m.Lease:
+    request_id, attempt, token = text.split("/")
+    return m.Lease(request_id, int(attempt), int(token))
+
+
+def standing(text: str) -> m.Standing:
+    model, chat, *sizes = text.split("/")
+    return m.Standing(model, chat == "yes", *map(int, sizes))
+
+
+def drain(text: str) -> Drain:
+    version, wanted = text.split("/")
+    return Drain(int(version), wanted == "yes")
+
+
+READERS: dict[Any, Callable[[str], Any]] = {
+    m.Lease: lease,
+    m.Standing | None: standing,
+    m.Met | None: lambda text: m.Met(*text.split("/")),
+    Drain: drain,
+    bool: {"yes": True, "no": False}.__getitem__,
+}
+"""What reads a value of a type that its own name does not."""
+
+
 def value(kind: Any, text: str) -> Any:
-    if kind is m.Lease:
-        request_id, attempt, token = text.split("/")
-        return m.Lease(request_id, int(attempt), int(token))
-    if kind == (m.Standing | None):
-        model, chat, *sizes = text.split("/")
-        return m.Standing(model, chat == "yes", *map(int, sizes))
-    if kind == (m.Met | None):
-        return m.Met(*text.split("/"))
-    if kind is bool:
-        return {"yes": True, "no": False}[text]
+    if kind in READERS:
+        return READERS[kind](text)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(text)
     return text.replace("_", " ") if kind is str and "_" in text else kind(text)

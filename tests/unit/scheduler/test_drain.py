@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from services.core.drain import Drain
 from services.scheduler.core import messages as m
 from services.scheduler.core.drains import MOST_REMEMBERED, Drains
-from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, shape
 
@@ -32,7 +32,7 @@ def test_a_drained_worker_gets_nothing_and_gives_back_what_it_has_not_claimed() 
     assert sorted(granted(made)) == ["a", "a", "b", "b"]
     effects = made.tell(m.Gone(first, m.GoneReason.CLAIMED), m.DrainRequested("a"))
     held = list(made.machine.fleet.named("a").ledger)  # type: ignore[union-attr]
-    assert m.Drain(1) in effects
+    assert m.TellDrain(1, Drain(1, True)) in effects
     recalled = {effect.request_id for effect in effects if isinstance(effect, m.Recall)}
     assert recalled == set(held) - {first}
     made.announce("batch", 1, 1, 1)
@@ -44,24 +44,24 @@ def test_an_undrained_worker_gets_grants_again() -> None:
     made.tell(m.DrainRequested("a"), m.DrainRequested("b"))
     made.announce("batch", 10)
     assert granted(made) == []
-    assert m.Undrain(1) in made.tell(m.DrainRequested("a", undo=True))
+    assert m.TellDrain(1, Drain(2, False)) in made.tell(m.DrainRequested("a", undo=True))
     assert granted(made) == ["a"]
 
 
-def test_undoing_what_was_not_asked_for_says_nothing() -> None:
+def test_asking_for_what_is_so_says_nothing() -> None:
     made = rig()
     assert made.tell(m.DrainRequested("a", undo=True), m.DrainRequested("nobody", undo=True)) == []
+    made.tell(m.DrainRequested("a"))
+    assert made.tell(m.DrainRequested("a")) == []
 
 
 def test_a_worker_away_stays_drained_and_only_a_new_life_of_it_is_not() -> None:
     made = rig()
     made.tell(m.DrainRequested("a"), m.WorkerClosed(1))
-    assert made.tell(m.DrainRequested("a", undo=True)) == [], "it would say that it drains when it comes back"
     epoch = made.open("a", shape(10))
-    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
-    again = m.WorkerOpened(9, "a", "another life", ("m",), shape(10), ())
-    made.tell(m.WorkerClosed(epoch), again)
-    assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    assert made.worker("a").draining
+    made.tell(m.WorkerClosed(epoch), m.WorkerOpened(9, "a", "another life", ("m",), shape(10), ()))
+    assert not made.worker("a").draining
 
 
 def test_a_drain_holds_however_long_the_worker_was_away() -> None:
@@ -72,63 +72,64 @@ def test_a_drain_holds_however_long_the_worker_was_away() -> None:
     made.tell(m.Tick())
     assert made.machine.fleet.named("a") is None
     made.open("a", shape(10))
-    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    assert made.worker("a").draining
     made.announce("batch", 10)
     assert granted(made) == ["b"]
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["a new scheduler", "the same"])
-def test_an_undo_is_not_undone_by_what_the_worker_said_before_it_heard(known: bool) -> None:
-    """A worker that comes back says that it drains, and the undo may be asked for before that is read, or get lost."""
+def test_a_drain_is_undone_also_while_the_worker_is_away() -> None:
     made = rig()
-    if known:
-        made.tell(m.DrainRequested("a"))
-    made.tell(m.DrainRequested("a", undo=True))
-    said = m.WorkerDraining(1, "the worker is draining")
-    assert m.Undrain(1) in made.tell(said)
-    assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
-    made.tell(said)  # so does one that ends, and then it is
-    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
-    made.tell(m.WorkerClosed(1), m.WorkerOpened(9, "a", "another life", ("m",), shape(10), ()))
-    made.tell(m.WorkerDraining(9, "the worker is ending"))
-    assert made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    made.tell(m.DrainRequested("a"), m.WorkerClosed(1), m.DrainRequested("a", undo=True))
+    made.tell(m.WorkerOpened(9, "a", "i", ("m",), shape(10), drain=Drain(1, True)))
+    assert m.TellDrain(9, Drain(2, False)) in made.effects
+    assert not made.worker("a").draining
 
 
-def test_an_undo_outlives_as_many_streams_as_it_is_lost_with() -> None:
+def test_a_worker_is_told_in_each_epoch_until_it_has_heard() -> None:
     made = rig()
     made.tell(m.DrainRequested("a"), m.DrainRequested("a", undo=True))
-    for _ in range(3):
-        made.tell(m.WorkerClosed(made.machine.fleet.named("a").epoch))  # type: ignore[union-attr]
-        epoch = made.open("a", shape(10))
-        assert m.Undrain(epoch) in made.tell(m.WorkerDraining(epoch, "the worker is draining"))
-        assert not made.machine.fleet.named("a").draining  # type: ignore[union-attr]
+    opened = m.WorkerOpened(9, "a", "i", ("m",), shape(10))
+    for epoch, heard, told in ((9, Drain(1, True), True), (10, Drain(1, True), True), (11, Drain(2, False), False)):
+        effects = made.tell(opened.replace(epoch=epoch, drain=heard))
+        assert (m.TellDrain(epoch, Drain(2, False)) in effects) == told
+        assert not made.worker("a").draining
 
 
-def test_of_more_drains_than_are_remembered_the_one_asked_for_longest_ago_is_forgotten() -> None:
-    worker, drains = rig().worker("a"), Drains()
+def test_an_undone_drain_gives_no_grants_to_a_worker_that_is_leaving() -> None:
+    made = rig()
+    made.tell(m.DrainRequested("a"), m.WorkerLeaving(1, "SIGTERM"), m.DrainRequested("a", undo=True))
+    made.announce("batch", 5, 5, 5)
+    assert set(granted(made)) == {"b"}
 
-    def named(name: str) -> Worker:
-        worker.worker_id = name
-        return worker
+
+def test_of_more_drains_than_are_remembered_that_of_who_left_longest_ago_is_forgotten() -> None:
+    made, drains = rig(), Drains()
+    worker = made.worker("a")
+    worker.drain = Drain(1, True)
+
+    def opened(name: str) -> m.WorkerOpened:
+        return m.WorkerOpened(9, name, worker.instance_id, ("m",), shape(10))
 
     names = [f"w{number}" for number in range(MOST_REMEMBERED)]
-    for name in [*names, names[0]]:
-        drains.ask(named(name), undo=False)
-    assert all(drains.is_to_drain(named(name)) for name in names)
-    drains.ask(named("one more"), undo=False)
-    assert [name for name in [*names, "one more"] if not drains.is_to_drain(named(name))] == [names[1]]
+    for worker.worker_id in names:
+        drains.left(worker)
+    assert drains.returned(opened(names[0])) == worker.drain
+    for worker.worker_id in (names[0], "one more"):
+        drains.left(worker)
+    assert [name for name in [*names, "one more"] if drains.returned(opened(name)) == Drain()] == [names[1]]
 
 
 def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:
     made = rig()
-    made.tell(m.WorkerDraining(1, "the worker is draining"))
+    made.tell(m.WorkerOpened(9, "a", "i", ("m",), shape(10), drain=Drain(3, True)))
+    assert not [effect for effect in made.effects if isinstance(effect, m.TellDrain)]
     made.announce("batch", 5, 5, 5)
     assert set(granted(made)) == {"b"}
 
 
 AWAY: dict[str, m.Input] = {
     "drained": m.DrainRequested("big"),
-    "draining": m.WorkerDraining(1, ""),
+    "leaving": m.WorkerLeaving(1, ""),
     "closed": m.WorkerClosed(1),
 }
 

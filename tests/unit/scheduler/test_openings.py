@@ -40,7 +40,7 @@ def test_workers_come_by_room_and_one_that_refused_stays_away_until_its_room_gro
     assert names(openings, 8) == ["w1", "w2", "w0"]
     rig.worker("w2").ledger.book("r", "a", 15)
     assert names(openings, 4) == ["w1", "w0", "w2"], "a booking sinks the worker without being told"
-    rig.worker("w0").draining = True
+    rig.worker("w0").leaving = True
     assert names(openings, 1) == ["w1", "w2"]
     rooms.remove(rig.worker("w1"))
     assert names(openings, 1) == ["w2"]

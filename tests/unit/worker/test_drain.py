@@ -1,51 +1,66 @@
-"""A worker remembers a drain for as long as it lives, and forgets it only when it is told to."""
+"""A worker remembers a drain for as long as it lives, and that it leaves for good; every scheduler hears of both."""
 
 from __future__ import annotations
 
 import pytest
 
+from services.core.drain import Drain
 from services.worker.core import messages as m
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 
 SIZES = Sizes(capacity_blocks=60, blocks_total=64, block_size=16, max_model_len=512)
 UP = (m.SchedulerReached(), m.SchedulerUp(5, 0), m.QueueReached(), m.QueueUp(1_000, 8))
-DRAINING = m.SendDraining("the worker is draining")
+DRAINED, UNDRAINED = Drain(1, True), Drain(2, False)
 
 
 def tell(session: Session, *messages: m.Message) -> list[m.Effect]:
     return [effect for message in messages for effect in session.step(message, 1)]
 
 
+def leavings(effects: list[m.Effect]) -> list[m.Effect]:
+    return [effect for effect in effects if isinstance(effect, m.SendLeaving)]
+
+
 def test_every_new_scheduler_is_told_of_the_drain() -> None:
     session = Session(SIZES)
-    tell(session, *UP, m.DrainAsked("asked"))
+    assert not leavings(tell(session, *UP, m.DrainHeard(DRAINED)))
     for epoch in (6, 7):
-        assert DRAINING in tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(epoch, 0))
-
-
-def test_a_drain_is_not_answered_for_the_answer_could_arrive_behind_its_undo() -> None:
-    session = Session(SIZES)
-    tell(session, *UP)
-    assert not [e for e in tell(session, m.DrainAsked("asked"), m.UndrainAsked()) if isinstance(e, m.SendDraining)]
-    assert m.SendClaim("r1") in tell(session, m.Granted("r1", "batch", 4, True, 1))
+        effects = tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(epoch, 0))
+        assert effects == [m.OpenCredits((), DRAINED, leaving=False)]
 
 
 def test_a_grant_meanwhile_goes_back_and_after_the_undrain_is_claimed() -> None:
     session = Session(SIZES)
-    tell(session, *UP, m.DrainAsked("asked"))
+    tell(session, *UP, m.DrainHeard(DRAINED))
     effects = tell(session, m.Granted("r1", "batch", 4, True, 1))
     assert [effect.cause for effect in effects if isinstance(effect, m.SendCompletionAck)] == [m.Cause.UNCLAIMED]
-    tell(session, m.UndrainAsked())
+    tell(session, m.DrainHeard(UNDRAINED))
     assert m.SendClaim("r1") in tell(session, m.Granted("r1", "batch", 4, True, 1))
-    assert DRAINING not in tell(session, m.SchedulerDown(), m.SchedulerReached(), m.SchedulerUp(6, 0))
+    assert m.OpenCredits((m.Holding("r1", "batch", 4, 0),), UNDRAINED) in tell(
+        session, m.SchedulerDown(), m.SchedulerReached()
+    )
 
 
-def test_a_worker_that_is_ending_says_so_again() -> None:
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_worker_that_is_told_to_stop_says_so_once_on_each_stream(drained: bool) -> None:
     session = Session(SIZES)
-    tell(session, *UP, m.ShutdownAsked("SIGTERM"))
-    assert tell(session, m.UndrainAsked()) == [m.SendDraining("the worker is ending")]
+    tell(session, *UP, *([m.DrainHeard(DRAINED)] if drained else []))
+    assert leavings(tell(session, m.ShutdownAsked("SIGTERM"), m.GraceOver())) == [m.SendLeaving("SIGTERM")]
+    asked = DRAINED if drained else Drain()
+    assert m.OpenCredits((), asked, leaving=True) in tell(session, m.SchedulerDown(), m.SchedulerReached())
+
+
+def test_an_undrain_does_not_keep_a_worker_that_is_leaving() -> None:
+    session = Session(SIZES)
+    tell(session, *UP, m.DrainHeard(DRAINED), m.ShutdownAsked("SIGTERM"), m.DrainHeard(UNDRAINED))
     assert not [e for e in tell(session, m.Granted("r1", "batch", 4, True, 1)) if isinstance(e, m.SendClaim)]
+
+
+def test_nothing_is_said_before_the_stream_is_open_and_what_began_meanwhile_is_said_then() -> None:
+    session = Session(SIZES)
+    assert leavings(tell(session, m.SchedulerReached(), m.ShutdownAsked("SIGTERM"))) == []
+    assert len(leavings(tell(session, m.SchedulerUp(5, 0)))) == 1
 
 
 LEASE = m.Lease("r1", 1, 1)

@@ -128,7 +128,7 @@ def test_the_inventory_tells_what_goes_first() -> None:
     one.session.step(m.SchedulerDown(), 1)
     (opened,) = one.session.step(m.SchedulerReached(), 1)
     assert isinstance(opened, m.OpenCredits)
-    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened.inventory)
+    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened)
     (told,) = worker_opened(said, 1).inventory
     assert told.guaranteed
 
@@ -143,7 +143,7 @@ def test_the_inventory_tells_what_is_on_its_last_attempt() -> None:
     one.session.step(m.SchedulerDown(), 1)
     (opened,) = one.session.step(m.SchedulerReached(), 1)
     assert isinstance(opened, m.OpenCredits)
-    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened.inventory)
+    said = credits_open("w", "i", EngineShape("test", 64, 16, 512, 8, 0, "tiny"), 60, opened)
     assert [told.last_attempt for told in worker_opened(said, 1).inventory] == [True, False]
 
 

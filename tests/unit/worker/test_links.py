@@ -17,7 +17,7 @@ from services.worker.links import QUEUE, SCHEDULER, Dialect, Link
 from services.worker.name import Name
 from tests.support.fake_peers import Peers, until
 
-LARGE = s.WorkerToScheduler(draining=s.Draining(reason="x" * 60_000))
+LARGE = s.WorkerToScheduler(leaving=s.Leaving(reason="x" * 60_000))
 
 
 @pytest_asyncio.fixture
@@ -113,8 +113,8 @@ async def test_a_peer_that_does_not_read_is_told_anew_and_costs_a_bounded_amount
     await until(lambda: len(peers.scheduler.opens) == 2, "the stream to open again")
     assert (len(unread), unread.size_bytes) == (0, 0)
     peers.scheduler.listens.set()
-    link.send(s.WorkerToScheduler(draining=s.Draining(reason="the next")))
-    await until(lambda: "the next" in peers.scheduler.draining, "what is said on the next stream")
+    link.send(s.WorkerToScheduler(leaving=s.Leaving(reason="the next")))
+    await until(lambda: "the next" in peers.scheduler.leaving, "what is said on the next stream")
     asking.task.cancel()
 
 
@@ -126,7 +126,7 @@ async def test_a_peer_that_reads_is_told_however_much_it_is(peers: Peers, monkey
     await asyncio.wait_for(asking.let_in.wait(), 60)
     for _ in range(100):
         asking.link.send(LARGE)
-    await until(lambda: len(peers.scheduler.draining) == 100, "all of it")
+    await until(lambda: len(peers.scheduler.leaving) == 100, "all of it")
     assert len(peers.scheduler.opens) == 1
     asking.task.cancel()
 

@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 
 from penstock.request.v1 import request_pb2 as pb
+from services.core.drain import Drain
 from services.telemetry import Telemetry
 from services.worker.core import messages as m
 from services.worker.core.messages import Ending, EndingKind, Lease
@@ -92,7 +93,7 @@ def test_a_scrape_reads_the_session() -> None:
     session.step(m.SchedulerUp(1, 0), 0)
     session.step(m.Granted("r1", "batch", 7, True, 1), 0)
     session.step(m.EngineReported(50, 2, 1, 4, 0, 14 / 64), 0)
-    session.step(m.DrainAsked("x"), 0)
+    session.step(m.DrainHeard(Drain(1, True)), 0)
 
     def sample(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"penstock_worker_{name}", labels)

@@ -9,7 +9,9 @@ import pytest
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
+from services.core.drain import Drain
 from services.scheduler import wire as scheduler_wire
+from services.scheduler.core import messages as scheduler_messages
 from services.worker import wire
 from services.worker.core import messages as m
 from services.worker.engine import EngineShape
@@ -55,9 +57,9 @@ def test_what_the_queue_says_is_heard(message: q.QueueToWorker, heard: m.Message
     assert wire.queue_message(message) == heard
 
 
-@pytest.mark.parametrize("said", [wire.draining("why \ud83d"), wire.give_back([LEASE], "why \ud83d")])
+@pytest.mark.parametrize("said", [wire.leaving("why \ud83d"), wire.give_back([LEASE], "why \ud83d")])
 def test_a_reason_is_told_whatever_it_quotes(said: s.WorkerToScheduler | q.WorkerToQueue) -> None:
-    told = said.draining.reason if isinstance(said, s.WorkerToScheduler) else said.give_back.reason
+    told = said.leaving.reason if isinstance(said, s.WorkerToScheduler) else said.give_back.reason
     assert told == "why \\ud83d"
 
 
@@ -76,7 +78,7 @@ def test_the_scheduler_hears_how_long_outputs_are_that_name_no_length(
     default: int | None, ceiling: int | None, told: tuple[int, int]
 ) -> None:
     shape = EngineShape("vllm", 64, 16, 512, 8, 0, "tiny", default_max_tokens=default, ceiling_max_tokens=ceiling)
-    opened = wire.credits_open("w1", "i1", shape, 60, []).open
+    opened = wire.credits_open("w1", "i1", shape, 60, m.OpenCredits(())).open
     assert (opened.default_max_tokens, opened.ceiling_max_tokens) == told
     heard = scheduler_wire.worker_opened(s.WorkerToScheduler(open=opened), 1).shape
     assert (heard.default_max_tokens, heard.ceiling_max_tokens) == told
@@ -122,20 +124,20 @@ def test_a_grant_says_how_far_ahead_to_reserve() -> None:
 
 def test_the_scheduler_is_told_which_names_are_adapters() -> None:
     shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny", ("alias", "poet"), adapters=("poet",))
-    opened = wire.credits_open("w", "i", shape, 60, ()).open
+    opened = wire.credits_open("w", "i", shape, 60, m.OpenCredits(())).open
     assert (opened.model, list(opened.model_aliases), list(opened.adapters)) == ("tiny", ["alias", "poet"], ["poet"])
 
 
 def test_the_scheduler_hears_how_many_blocks_a_completion_holds_at_most() -> None:
     for most in (0, 17):
         shape = EngineShape("vllm", 64, 16, 512, 8, 5, "tiny", most_blocks=most)
-        opened = wire.credits_open("w", "i", shape, 60, ())
+        opened = wire.credits_open("w", "i", shape, 60, m.OpenCredits(()))
         assert scheduler_wire.worker_opened(opened, 1).shape.most_blocks == most
 
 
 def test_a_worker_says_that_it_knows_standing_grants() -> None:
     shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
-    assert wire.credits_open("w", "i", shape, 60, ()).open.takes_standing_grants
+    assert wire.credits_open("w", "i", shape, 60, m.OpenCredits(())).open.takes_standing_grants
     opened = q.WorkOpened(lease_ns=1, max_inflight=2, takes_offers=True)
     assert wire.queue_message(q.QueueToWorker(open=opened)) == m.QueueUp(1, 2, True)
 
@@ -186,3 +188,16 @@ def test_acks_are_on_the_wire_what_their_generated_messages_are(epoch: int) -> N
     assert s.WorkerToScheduler.FromString(released).completion_ack == s.CompletionAck(
         epoch=epoch, request_id="r1", seq=9, cause=s.RELEASE_CAUSE_CANCELLED, output_tokens=700, preemptions=1
     )
+
+
+@pytest.mark.parametrize("drain", [Drain(), Drain(7, True), Drain(1 << 40)])
+@pytest.mark.parametrize("leaving", [False, True])
+def test_both_ends_say_who_drains_alike(drain: Drain, leaving: bool) -> None:
+    shape = EngineShape("test", 64, 16, 512, 8, 0, "tiny")
+    opened = scheduler_wire.worker_opened(wire.credits_open("w", "i", shape, 60, m.OpenCredits((), drain, leaving)), 1)
+    assert (opened.drain, opened.leaving) == (drain, leaving)
+    told = scheduler_wire.drain(drain.changed()).drain
+    assert Drain(told.version, told.wanted) == drain.changed() > drain
+    left = scheduler_wire.from_worker(wire.leaving("SIGTERM"), 9)
+    assert isinstance(left, scheduler_messages.WorkerLeaving)
+    assert (left.epoch, left.reason) == (9, "SIGTERM")
