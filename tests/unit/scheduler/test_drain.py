@@ -119,6 +119,14 @@ def test_of_more_drains_than_are_remembered_that_of_who_left_longest_ago_is_forg
     assert [name for name in [*names, "one more"] if drains.returned(opened(name)) == Drain()] == [names[1]]
 
 
+def test_what_a_worker_heard_from_another_scheduler_later_holds() -> None:
+    made = rig()
+    made.tell(m.DrainRequested("a"), m.WorkerClosed(1))
+    made.tell(m.WorkerOpened(9, "a", "i", ("m",), shape(10), drain=Drain(2, False)))
+    assert made.worker("a").drain == Drain(2, False)
+    assert not [effect for effect in made.effects if isinstance(effect, m.TellDrain) and effect.epoch == 9]
+
+
 def test_a_new_scheduler_learns_of_a_drain_from_the_worker() -> None:
     made = rig()
     made.tell(m.WorkerOpened(9, "a", "i", ("m",), shape(10), drain=Drain(3, True)))
