@@ -39,8 +39,8 @@ COMPILED: dict[str, str] = {
 - async generators, which mypyc leaves to the interpreter: servicers, `strict`, `watching`, `following`, `reading`,
   `frames`, `reader`, and `windows` and `rpc/waiters`, of which the servicers are made;
 - pydantic models and what only reads them: `settings`, `services/config*`;
-- code that runs at the start, at the end, every few seconds, or for an operator: `__main__`, `service`, `admin`,
-  `backup`, `opening`, `recovery`, `migration`, `lives`, `reclaim`, `reclaimer`, `reserve`, `space`, `verify`,
+- code that runs at the start, at the end, every few seconds, or for an operator: `__main__`, `life`, `service`,
+  `admin`, `backup`, `opening`, `recovery`, `migration`, `lives`, `reclaim`, `reclaimer`, `reserve`, `space`, `verify`,
   `metrics`, `tracing`;
 - `worker/tokenizer`, `worker/nursery`: what a forked child does with pickles fails without a word when it is compiled;
 - engines (vLLM is Python; the simulated one stands for it) and the gateway, which is a client.

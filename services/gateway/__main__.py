@@ -1,25 +1,23 @@
 """Runs the gateway: `python -m services.gateway [--flags]`."""
 
+from __future__ import annotations
+
+import sys
+from functools import partial
+
 from services.config_reading import load_settings
-from services.gateway.server import serve
+from services.gateway.service import serve
 from services.gateway.settings import GatewaySettings
+from services.life import live
 from services.logs import start_logging
-from services.rpc.loop import run_service
-from services.rpc.tls import security_of
-from services.telemetry import start_metrics, start_telemetry
 
 
-def main() -> None:
-    """Read the settings and serve until SIGTERM."""
+def main() -> int:
+    """Read the settings, serve until SIGTERM, return the exit status."""
     settings = load_settings(GatewaySettings, "penstock gateway")
     start_logging(settings.log_level, settings.log_format)
-    start_metrics(settings.metrics_listen, security_of(settings).context())
-    telemetry = start_telemetry("gateway")
-    try:
-        run_service(serve(settings, telemetry))
-    finally:
-        telemetry.close()
+    return live("gateway", settings, partial(serve, settings))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

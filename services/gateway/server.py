@@ -1,4 +1,4 @@
-"""The gateway's life: its socket, its server, and the drain at SIGTERM."""
+"""The gateway's HTTP server and its socket."""
 
 from __future__ import annotations
 
@@ -6,39 +6,17 @@ import asyncio
 import logging
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
 
-from penstock.client import Client
 from penstock.exits import EX_UNAVAILABLE
-from penstock.telling import tell
-from services.descriptors import raise_file_limit
-from services.gateway.admission import Admission
-from services.gateway.app import Front, make_app
-from services.gateway.batch.driver import Driver
-from services.gateway.batch.output import Output
-from services.gateway.batch.records import BatchRecords
-from services.gateway.batches import Batches
-from services.gateway.console.life import ConsoleLife
-from services.gateway.doorman import Doorman
-from services.gateway.files import Files
-from services.gateway.generation import Parts
-from services.gateway.intake import Intake
-from services.gateway.limits import IDLE_CONNECTION_S, MAX_CLOSING_S, SETTLE_S
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.pages import Pages
+from services.gateway.limits import IDLE_CONNECTION_S, MAX_CLOSING_S
 from services.gateway.protocol import BoundedProtocol
-from services.gateway.served import Served
 from services.gateway.settings import GatewaySettings
-from services.gateway.shelf import Shelf
-from services.gateway.vigil import Vigil
-from services.rpc.server import stop_on_signals
 from services.rpc.tls import security_of
-from services.telemetry import Telemetry
 
 log = logging.getLogger("uvicorn.error")
 
@@ -91,63 +69,6 @@ class Server(uvicorn.Server):
 def _is_no_cut(record: logging.LogRecord) -> bool:
     """Whether a line of uvicorn's is about something else than one request that was cut off; another counts those."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-async def serve(settings: GatewaySettings, telemetry: Telemetry) -> None:
-    """Serve until SIGTERM; then finish what is open, as long as the grace period lasts."""
-    stop = stop_on_signals()
-    raise_file_limit()
-    listening = bind(settings.listen)
-    client = Client(
-        settings.queue_address,
-        settings.scheduler_address,
-        retry_for_s=settings.queue_patience_s,
-        tls=settings.tls_files,
-        api_key=settings.key.get_secret_value(),
-    )
-    metrics = GatewayMetrics()
-    admission = Admission(client, metrics)
-    intake = Intake(settings.body_timeout_s)
-    doorman = Doorman(client if settings.has_credentials else None)
-    vigil = Vigil(client if settings.has_credentials else None)
-    served = Served(client.fleet, time.monotonic)
-    pages = Pages()
-    parts = Parts(client, admission, intake, served, metrics, telemetry, pages, doorman=doorman, vigil=vigil)
-    front = Front(parts)
-    shelf = Shelf(settings.queue_address, settings.queue_patience_s, settings.access)
-    records = BatchRecords(shelf)
-    driver = Driver(client, shelf, records, parts.served, metrics, settings.batch_lease_s)
-    # Its turns are others than the driver's: downloads keep no batch waiting.
-    output = Output(client, shelf, pages=pages)
-    most_bytes, silence_s = settings.max_file_bytes, settings.body_timeout_s
-    files = Files(shelf, records, output, pages, metrics, vigil, doorman, most_bytes, silence_s)
-    batches = Batches(client, shelf, records, output, intake, doorman, driver.wake)
-    console = ConsoleLife(settings, parts)
-    routes = [*files.routes(), *batches.routes(), *console.routes]
-    server = make_server(make_app(parts, front, routes), settings)
-    serving = asyncio.create_task(server.serve([listening]))
-    host, port = settings.listen.rpartition(":")[0] or "0.0.0.0", listening.getsockname()[1]
-    tell(f"ready: gateway on {host}:{port}", sys.stdout)
-    stopping = asyncio.create_task(stop.wait())
-    driving = asyncio.create_task(driver.run(), name="driver")
-    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    # One deadline for all of the end: a queue that is away is no reason to outlast what comes with SIGKILL.
-    settle_until_s = time.monotonic() + settings.shutdown_grace_s + SETTLE_S
-    front.draining = server.should_exit = True
-    # Another gateway goes on with the batches while this one's streams end.
-    driving.cancel()
-    try:
-        await serving
-    finally:
-        stopping.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(settle_until_s - time.monotonic()):
-                await asyncio.gather(driving, return_exceptions=True)
-        await console.close()
-        await vigil.close()
-        await admission.settle(settle_until_s - time.monotonic())
-        await shelf.close()
-        await client.close()
 
 
 def make_server(app: Starlette, settings: GatewaySettings) -> Server:

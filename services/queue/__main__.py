@@ -1,21 +1,23 @@
 """Runs the queue service: `python -m services.queue [--flags]`."""
 
+from __future__ import annotations
+
+import sys
+from functools import partial
+
 from services.config_reading import load_settings
+from services.life import live
 from services.logs import start_logging
 from services.queue.service import serve
 from services.queue.settings import QueueSettings
-from services.rpc.loop import run_service
-from services.rpc.tls import security_of
-from services.telemetry import start_metrics
 
 
-def main() -> None:
-    """Read the settings and serve until SIGTERM."""
+def main() -> int:
+    """Read the settings, serve until SIGTERM, return the exit status."""
     settings = load_settings(QueueSettings, "penstock queue")
     start_logging(settings.log_level, settings.log_format)
-    start_metrics(settings.metrics_listen, security_of(settings).context())
-    run_service(serve(settings))
+    return live("queue", settings, partial(serve, settings))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import sys
 from collections.abc import Callable
@@ -11,13 +10,13 @@ from contextlib import suppress
 
 import grpc
 
-from penstock.exits import EX_SOFTWARE, EX_UNAVAILABLE
+from penstock.exits import EX_UNAVAILABLE
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
-from penstock.telling import tell
 from services.auth.setup import guard_of, keyring_of
 from services.clock import SystemClock
 from services.descriptors import raise_file_limit
+from services.life import Loops, say_ready
 from services.queue.admin import Admin
 from services.queue.backup_call import BackupCall
 from services.queue.clockwork import Clockwork
@@ -48,12 +47,10 @@ from services.queue.watch.following import Following
 from services.queue.watch.hub import WatchHub
 from services.queue.watch.watching import Watching
 from services.reload import Reloader
-from services.rpc.server import Server, bind, stop_on_signals
+from services.rpc.server import Server, bind
 from services.rpc.strict import Doorkeeper, add_servicer
 from services.rpc.tls import security_of
-from services.telemetry import Telemetry, start_telemetry
-
-log = logging.getLogger(__name__)
+from services.telemetry import Telemetry
 
 STREAM_GRACE_S = 2.0
 """Unary calls in flight at SIGTERM get this long; streams are ended at once, and their peers come back."""
@@ -195,62 +192,51 @@ class Service:
 
         Raises SystemExit(69) if the port cannot be had, and what ended a part of the service before `stop`.
         """
+
         server = self.bind()
-        loop = asyncio.create_task(self.committer.run(), name="committer")
-        shelf = asyncio.create_task(self._shelf.run(), name="shelf")
-        ticks = asyncio.create_task(self.clockwork.ticks(), name="ticks")
-        sweeps = asyncio.create_task(self.clockwork.sweeps(), name="sweeps")
-        reports = asyncio.create_task(self.clockwork.reports(server.report), name="reports")
-        reclaimer = asyncio.create_task(self._reclaimer.run(self.committer.loaded), name="reclaimer")
-        reloader = asyncio.create_task(self._reloader.run(), name="reloader")
-        watchman = asyncio.create_task(self._guard.watch(), name="watchman")
-        stopping = asyncio.create_task(stop.wait(), name="stop")
+        loops = Loops(
+            committer=self.committer.run(),
+            shelf=self._shelf.run(),
+            ticks=self.clockwork.ticks(),
+            sweeps=self.clockwork.sweeps(),
+            reports=self.clockwork.reports(server.report),
+            reclaimer=self._reclaimer.run(self.committer.loaded),
+            reloader=self._reloader.run(),
+            watchman=self._guard.watch(),
+        )
         await server.start()
         ready(server.port)
         try:
-            # None of them but `stopping` ends by itself; if one does, it failed.
-            beside = (loop, shelf, ticks, sweeps, reports, reclaimer, reloader, watchman)
-            await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await loops.until(stop)
         finally:
             self._speaker.end_all("the queue service is stopping")
             self._watching.end_all("the queue service is stopping")
             self._following.end_all("the queue service is stopping")
             self.servicer.end_submits("the queue service is stopping")
             await server.stop(min(self._settings.shutdown_grace_s, STREAM_GRACE_S))
-            for task in (ticks, sweeps, reports, reclaimer, reloader, watchman, stopping):
-                task.cancel()
             self.committer.stop()
             self._shelf.stop()
-            await asyncio.gather(*beside, stopping, return_exceptions=True)
-            self.letters.count()
-            self._reader.close()
-            with suppress(StoreError):
-                self._lives.note(self._clock.now_ns())
-            self._store.close()
-        for task in beside:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+            try:
+                await loops.end("committer", "shelf")
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        self.letters.count()
+        self._reader.close()
+        with suppress(StoreError):
+            self._lives.note(self._clock.now_ns())
+        self._store.close()
 
 
-async def serve(settings: QueueSettings) -> None:
-    """Run the queue service until SIGTERM. Raises SystemExit(69) if data or port cannot be had, 70 if it fails."""
-    stop = stop_on_signals()
-    telemetry = start_telemetry("queue")
+async def serve(settings: QueueSettings, stop: asyncio.Event, telemetry: Telemetry) -> int:
+    """Run the queue service until `stop`. Raises SystemExit(69) if data or port cannot be had."""
     raise_file_limit()  # before the store is opened
     try:
         store = RocksdbStore(settings.data_dir, keeps_reserve=True)
         service = Service(settings, store, telemetry, QueueMetrics())
-    except (StoreError, StoreUnusableError) as error:
+        await service.run(stop, lambda port: say_ready("queue", settings.listen, port))
+    except (StoreError, StoreUnusableError) as error:  # also what is found while the store is being loaded
         print(f"penstock queue: {error}", file=sys.stderr)
         raise SystemExit(EX_UNAVAILABLE) from None
-    host = settings.listen.rpartition(":")[0] or "0.0.0.0"
-    try:
-        await service.run(stop, lambda port: tell(f"ready: queue on {host}:{port}", sys.stdout))
-    except (StoreError, StoreUnusableError) as error:  # found while the store was being loaded
-        print(f"penstock queue: {error}", file=sys.stderr)
-        raise SystemExit(EX_UNAVAILABLE) from None
-    except Exception:
-        log.exception("the queue service failed")
-        raise SystemExit(EX_SOFTWARE) from None
-    finally:
-        telemetry.close()
+    return 0

@@ -1,4 +1,4 @@
-"""Start the worker: `python -m services.worker --model NAME_OR_PATH [engine arguments]`."""
+"""Runs the worker: `python -m services.worker --model NAME_OR_PATH [engine arguments]`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TextIO
 
+from services.life import live
 from services.logs import start_logging
-from services.rpc.loop import run_service
 from services.rpc.server import require_port
 from services.worker.engine import CheckingRenderer
 from services.worker.processes import children_die_with_us
@@ -32,7 +33,7 @@ def main() -> None:
     children_die_with_us()
     make = _simulated if settings.engine == "simulated" else _vllm
     parts = make(arguments)
-    status = run_service(serve(settings, parts, announce))
+    status = live("worker", settings, partial(serve, settings, parts, announce), settings.the_worker_id())
     for stream in (announce, sys.stderr):
         with suppress(OSError):
             stream.flush()

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TextIO
 import grpc
 
 from penstock.exits import EX_CONFIG, EX_SOFTWARE
-from penstock.telling import tell
 from services.clock import SystemClock
+from services.life import say_ready
 from services.rpc.names import NameTakenError
-from services.rpc.server import Server, bind, stop_on_signals
+from services.rpc.server import Server, bind
 from services.rpc.tls import security_of
-from services.telemetry import Telemetry, start_metrics, start_telemetry
+from services.telemetry import Telemetry
 from services.worker.core import messages as m
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
@@ -93,7 +93,6 @@ class Service:
         self._session = session
         self._engine = engine
         self._tokenizer = tokenizer
-        self._telemetry = telemetry
         self.runner = Runner(
             Identity(worker_id, uuid.uuid4().hex, capacity),
             session,
@@ -120,16 +119,18 @@ class Service:
             shape.max_model_len,
         )
 
-    async def run(self, announce: TextIO) -> int:
-        """Serve until a signal or the engine's death; say on `announce` when ready; return the exit status."""
-        stop = stop_on_signals()
+    async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> int:
+        """Serve until `stop` or the engine's death; call `ready` with the port once grants are asked for.
+
+        Return the exit status. Raises SystemExit(69) if the port cannot be had.
+        """
         server = bind(self._settings.listen, [], _no_servicers, security_of(self._settings), self._settings.reflection)
         self._engine.start(self.runner.post, self.runner.died, self.runner.tokens_generated)
         await self._tokenizer.start(self.runner.tokenized, self.runner.tokenizer_died)
         loop = asyncio.get_running_loop()
         main = loop.create_task(self.runner.run(), name="runner")
         links = [
-            loop.create_task(self._to_scheduler(server, announce), name="scheduler-link"),
+            loop.create_task(self._to_scheduler(server, ready), name="scheduler-link"),
             loop.create_task(self._to_queue(), name="queue-link"),
         ]
         waits = [loop.create_task(event.wait()) for event in (stop, self.runner.dead)]
@@ -142,12 +143,11 @@ class Service:
         await self._stop(server, [main, *links], max(HALF_CLOSE_S, min(FLUSH_S, flushed_by_s - loop.time())))
         return status
 
-    async def _to_scheduler(self, server: Server, announce: TextIO) -> None:
+    async def _to_scheduler(self, server: Server, ready: Callable[[int], None]) -> None:
         """Be ready, and ask for grants, from when every tokenizer process can render."""
         await self._tokenizer.loaded()
         await server.start()
-        host = self._settings.listen.rpartition(":")[0]
-        tell(f"ready: worker on {host}:{server.port}", announce)
+        ready(server.port)
         await self._scheduler.run()
 
     async def _to_queue(self) -> None:
@@ -213,15 +213,15 @@ class Service:
         await server.stop(0.2)
         await self._tokenizer.close()
         await self._engine.close()
-        self._telemetry.close()
 
 
 def _no_servicers(_: grpc.aio.Server) -> None:
     """Add nothing: the worker is a client of both peers and serves health and reflection only."""
 
 
-async def serve(settings: WorkerSettings, parts: Parts, announce: TextIO) -> int:
-    """Run the worker; return its exit status."""
-    start_metrics(settings.metrics_listen, security_of(settings).context())
-    telemetry = start_telemetry("worker", settings.the_worker_id())
-    return await Service(settings, parts.make_engine(), parts.tokenizer, telemetry).run(announce)
+async def serve(
+    settings: WorkerSettings, parts: Parts, announce: TextIO, stop: asyncio.Event, telemetry: Telemetry
+) -> int:
+    """Run the worker service until `stop` or its engine's death, `announce` it when ready; return the exit status."""
+    service = Service(settings, parts.make_engine(), parts.tokenizer, telemetry)
+    return await service.run(stop, lambda port: say_ready("worker", settings.listen, port, announce))

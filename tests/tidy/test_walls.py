@@ -77,7 +77,7 @@ def test_vllm_is_imported_in_its_folder_alone_and_torch_in_one_module(path: Path
 
 
 def test_the_gateway_loads_neither_vllm_nor_torch() -> None:
-    program = "import sys, services.gateway.server; print({'vllm', 'torch', 'openai', 'numpy'} & sys.modules.keys())"
+    program = "import sys, services.gateway.service; print({'vllm', 'torch', 'openai', 'numpy'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.tls import Access
-from services.scheduler.__main__ import make_runner
 from services.scheduler.links import BacklogLink
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.runner import Runner
+from services.scheduler.service import make_runner
 from services.scheduler.settings import SchedulerSettings
 from services.telemetry import Telemetry
 from tests.support.fake_peers import until

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 
 import pytest
 
+from services import life
 from services.descriptors import FILES_WANTED, raise_file_limit
 from services.gateway import __main__ as gateway
-from services.gateway import server
+from services.gateway import service
 
 UNBOUNDED = resource.RLIM_INFINITY
 
@@ -43,7 +45,7 @@ def test_the_limit_is_raised_as_far_as_is_wanted_and_allowed(
 def test_the_gateway_raises_it_once_and_as_the_others_do(
     limits: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class ListensError(Exception):
+    class ListensError(SystemExit):
         """It is about to listen."""
 
     def listen(_: str) -> None:
@@ -51,8 +53,8 @@ def test_the_gateway_raises_it_once_and_as_the_others_do(
 
     monkeypatch.setattr("sys.argv", ["gateway", "--listen", "127.0.0.1:0"])
     monkeypatch.setattr(gateway, "start_logging", lambda *_: None)
-    monkeypatch.setattr(server, "stop_on_signals", lambda: None)
-    monkeypatch.setattr(server, "bind", listen)
+    monkeypatch.setattr(life, "stop_on_signals", asyncio.Event)
+    monkeypatch.setattr(service, "bind", listen)
     with pytest.raises(ListensError):
         gateway.main()
     assert limits == [(1024, UNBOUNDED), (FILES_WANTED, UNBOUNDED)]

@@ -6,7 +6,6 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -306,7 +305,7 @@ class Serving:
         self.queue = Queue()
         self.runner.connect(Scheduler(), self.queue)
         self.lease = q.LeaseRef(request_id="r1", attempt=1, fencing_token=1)
-        self.status = asyncio.get_running_loop().create_task(service.run(StringIO()))
+        self.status = asyncio.get_running_loop().create_task(service.run(asyncio.Event(), lambda _: None))
 
     async def deliver(self) -> None:
         """Have r1 in the engine."""
