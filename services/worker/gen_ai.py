@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.telemetry import Attribute, Telemetry
-from services.worker.core.messages import EndingKind
+from services.worker.core.messages import Credits, EndingKind
 from services.worker.engine import EngineShape
 from services.worker.run import Run
 from services.worker.wire import reported_model
@@ -61,14 +61,14 @@ class RunSpans:
                 _fault(code, param),
             )
 
-    def generated(self, run: Run, prompt_tokens: int, end_ns: int) -> None:
+    def generated(self, run: Run, spent: Credits, end_ns: int) -> None:
         """Export the generation with its prefill and decode."""
         if not self._telemetry.enabled or not run.engine_started_ns:
             return
         operation = "chat" if run.request.WhichOneof("prompt") == "chat" else "text_completion"
         ending = run.ending
         failed = ending is not None and ending.kind is not EndingKind.COMPLETED
-        attributes = self._common(run) | self._generation(run, operation, prompt_tokens)
+        attributes = self._common(run) | self._generation(run, operation, spent)
         parent = self._telemetry.record(
             f"{operation} {self._shape.model}",
             run.request.traceparent,
@@ -96,7 +96,7 @@ class RunSpans:
             "penstock.worker.id": self._worker_id,
         }
 
-    def _generation(self, run: Run, operation: str, prompt_tokens: int) -> dict[str, Attribute]:
+    def _generation(self, run: Run, operation: str, spent: Credits) -> dict[str, Attribute]:
         sampling = run.request.sampling
         asked: dict[str, Attribute] = {
             SAMPLING_ATTRIBUTES[field.name]: value
@@ -109,10 +109,10 @@ class RunSpans:
             "gen_ai.request.model": run.request.model or self._shape.model,
             "gen_ai.response.model": reported_model(self._shape, run.request.model),
             "gen_ai.response.finish_reasons": run.output.finish_reasons,
-            "gen_ai.usage.input_tokens": prompt_tokens,
+            "gen_ai.usage.input_tokens": len(run.prompt_ids),
             "gen_ai.usage.output_tokens": run.output.tokens,
             "penstock.usage.cached_tokens": run.output.cached_tokens,
             "penstock.preemptions": run.output.preemptions,
-            "penstock.blocks.booked": run.booked_blocks,
-            "penstock.blocks.settled": run.settled_blocks,
+            "penstock.blocks.booked": spent.booked_blocks,
+            "penstock.blocks.settled": spent.settled_blocks,
         }

@@ -24,9 +24,9 @@ class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
     __slots__ = (
-        "_in_parts", "_read_as_message", "booked_blocks", "completed_ns", "delivered_ns", "ending",
-        "engine_started_ns", "first_token_ns", "generation", "guaranteed", "last_token_ns", "lease", "output",
-        "prompt_ids", "prompt_text", "request", "run_id", "sampling", "settled_blocks", "submitted_ns",
+        "_in_parts", "_read_as_message", "completed_ns", "delivered_ns", "ending",
+        "engine_started_ns", "first_token_ns", "generation", "last_token_ns", "lease", "output",
+        "prompt_ids", "prompt_text", "request", "run_id", "sampling", "submitted_ns",
         "tell_at_tokens", "tokenized_ns", "watched",
     )  # fmt: skip
 
@@ -54,16 +54,13 @@ class Run:
         self.prompt_ids: Sequence[int] = ()
         self.prompt_text: str | None = None
         self.watched = False
-        self.guaranteed = False
-        """Whether the engine runs it before what is not."""
+        """Whether the session wants to hear of each step, as it last said."""
         self.tell_at_tokens = 0
-        """Output length at which the session wants to hear of the run; 0 means never."""
+        """Output length at which the session wants to hear of the run, as it last said; 0 means never."""
         self.tokenized_ns = 0
         self.engine_started_ns = 0
         self.first_token_ns = 0
         self.last_token_ns = 0
-        self.booked_blocks = 0
-        self.settled_blocks = 0
         self.completed_ns = 0
         self.generation: asyncio.Task[None] | None = None
         self.ending: Ending | None = None
@@ -81,8 +78,8 @@ class Run:
         """
         return 1 if self.watched or self._in_parts else self.tell_at_tokens
 
-    def for_engine(self, max_tokens: int) -> EngineRequest:
-        """Return what the engine is asked for, with at most `max_tokens` for each completion."""
+    def for_engine(self, max_tokens: int, guaranteed: bool) -> EngineRequest:
+        """Return what the engine is asked for: at most `max_tokens` for each completion, first if `guaranteed`."""
         return EngineRequest(
             self.run_id,
             self.prompt_ids,
@@ -91,7 +88,7 @@ class Run:
             self.request.echo,
             self.wanted_at_tokens,
             self._read_as_message,
-            self.guaranteed,
+            guaranteed,
             self.request.model,
         )
 

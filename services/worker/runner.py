@@ -71,10 +71,9 @@ class QueueStream(Protocol):
 
 
 class _Grant(NamedTuple):
-    """What a grant's span and a run's attributes need to know of it."""
+    """What a grant's span needs to know of it."""
 
     traceparent: str
-    booked_blocks: int
     claimed_ns: int
 
 
@@ -198,7 +197,7 @@ class Runner:
     def grant_arrived(self, grant: s.Grant) -> None:
         """Take a grant; of its trace keep what spans need."""
         if self._traced:
-            self._grants[grant.request_id] = _Grant(grant.traceparent, grant.booked_blocks, 0)
+            self._grants[grant.request_id] = _Grant(grant.traceparent, 0)
         self.post(wire.granted(grant))
 
     def deliver_arrived(self, deliver: q.Deliver) -> None:
@@ -210,8 +209,6 @@ class Runner:
         run_id = lease.run_id
         run = Run(lease, run_id, request, deliver.submitted_unix_ns, now_ns, self._shape.tells_reasoning)
         grant = self._grants.pop(lease.request_id if met is None else met.grant, None)
-        if grant is not None:
-            run.booked_blocks = grant.booked_blocks
         if grant is not None and met is None:
             self._spans.claimed(lease.request_id, grant.traceparent, grant.claimed_ns or now_ns, now_ns)
         self._runs[run_id] = run
@@ -294,7 +291,7 @@ class Runner:
         except Exception:
             # The end will say the same; until then there is nothing to tell.
             log.exception("%s: its tokens cannot be written", run.run_id, extra=run.about)
-            run.watched = False
+            self.post(m.Watched(run.lease.request_id, False))
             return
         for message in messages:
             self._queue.send(message)
@@ -317,7 +314,7 @@ class Runner:
             log.warning("%s: the attempt failed: %s", run_id, wire.told(ending.message), extra=run.about)
         run.ending = ending
         if self._traced:
-            self._spans.generated(run, len(run.prompt_ids), end_ns)
+            self._spans.generated(run, effect.credits, end_ns)
         lost = partial(wire.failed, run.lease, UNREADABLE)
         self.completions.keep(run_id, self._completion(run, ending, effect.credits), lost)
 
@@ -345,11 +342,9 @@ class Runner:
     def _start_engine(self, effect: m.StartEngine, now_ns: int) -> None:
         run = self._runs[effect.run_id]
         run.engine_started_ns = now_ns
-        run.settled_blocks = effect.held_blocks
         run.tell_at_tokens = effect.tell_at_tokens
-        run.guaranteed = effect.guaranteed
         self._metrics.prompt_tokens.inc(len(run.prompt_ids))
-        run.generation = self._spawn(self._generate(run, effect.max_tokens), f"generate {effect.run_id}")
+        run.generation = self._spawn(self._generate(run, effect), f"generate {effect.run_id}")
 
     def _tell_at(self, effect: m.TellAt, _: int) -> None:
         run = self._runs[effect.run_id]
@@ -372,11 +367,11 @@ class Runner:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _generate(self, run: Run, max_tokens: int) -> None:
+    async def _generate(self, run: Run, start: m.StartEngine) -> None:
         """Iterate one generation and tell the session of what matters to it."""
         run_id = run.run_id
         try:
-            async for step in self._engine.generate(run.for_engine(max_tokens)):
+            async for step in self._engine.generate(run.for_engine(start.max_tokens, start.guaranteed)):
                 self._take_step(run, step)
         except RequestRefusedError as refusal:
             self.post(m.EngineFailed(run_id, True, refusal.code, refusal.message, refusal.param, run.output.tokens))

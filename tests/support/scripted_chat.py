@@ -111,7 +111,7 @@ class Both:
         run = self._run(to_request(body))
         reader: MessageRun | None = None
         engine: dict[str, Any] = {}
-        asked = run.for_engine(64)
+        asked = run.for_engine(64, guaranteed=False)
         if asked.chat is not None:
             reader = MessageRun(self._parser, self._tokenizer, self._config.model_config, asked, self._variables)
             params = SamplingParams()

@@ -81,7 +81,7 @@ def test_an_answer_is_read_as_a_message_where_it_is_wanted_and_can_be(
     request = pb.Request(text="prompt") if chat is None else pb.Request(chat=chat)
     run = Run(LEASE, LEASE.run_id, request, 1, 2, tells_reasoning)
     run.tell_at_tokens = 40
-    asked = run.for_engine(64)
+    asked = run.for_engine(64, guaranteed=False)
     assert asked.chat == (chat if is_read else None)
     assert asked.tell_at_tokens == (1 if every_step else 40)
     run.output.take(step(ChoiceStep(0, (7,), "seven")))

@@ -36,6 +36,7 @@ from services.worker.engine import (
 )
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
+from services.worker.run import Run
 from services.worker.runner import Identity, Runner
 from services.worker.service import Service, sizes_of
 from services.worker.settings import WorkerSettings
@@ -64,11 +65,15 @@ class Engine:
 
     def __init__(self) -> None:
         self.models: list[str] = []
+        self.goes_on = asyncio.Event()
+        """Whether it makes its second step."""
+        self.goes_on.set()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
         self.models.append(request.model)
         yield EngineStep([ChoiceStep(0, (1,), "".join(map(chr, request.prompt_ids)))], False)
         await asyncio.sleep(0)
+        await self.goes_on.wait()
         yield EngineStep([ChoiceStep(0, (2,), "!", finish_reason="stop")], True)
 
     def tell_at(self, run_id: str, tokens: int) -> None: ...
@@ -228,6 +233,26 @@ async def test_a_result_that_cannot_be_written_fails_its_own_attempt(
     assert [choice.text for choice in well.result.choices] == ["well!"]
     assert bench.unwritable == 1
     assert bench.queue.said("r2") == ("well!" if watched else "")
+
+
+async def test_a_run_whose_tokens_cannot_be_written_is_watched_no_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is its watcher told at its end, when they could be written no better."""
+    asked: list[str] = []
+
+    def refuse(run: Run) -> list[bytes]:
+        asked.append(run.run_id)
+        raise ValueError("half a pair")
+
+    monkeypatch.setattr(Run, "token_messages", refuse)
+    bench.engine.goes_on.clear()
+    await bench.deliver("r1", "well", watched=True)
+    await until(lambda: asked, "its tokens to be asked for")
+    await until(lambda: not bench.session._held.by_run["r1.1"].watched, "the session to hear of it")
+    bench.engine.goes_on.set()
+    await until(lambda: bench.queue.completion("r1"), "its end", 10)
+    assert asked == ["r1.1"]
 
 
 async def test_a_refusal_that_quotes_half_a_surrogate_pair_reaches_the_client(bench: Bench) -> None:

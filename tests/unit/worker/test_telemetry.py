@@ -11,7 +11,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.core.drain import Drain
 from services.telemetry import Telemetry
 from services.worker.core import messages as m
-from services.worker.core.messages import Ending, EndingKind, Lease
+from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
 from services.worker.engine import ChoiceStep, EngineShape, EngineStep
@@ -35,14 +35,13 @@ def exported(do: str) -> dict[str, ReadableSpan]:
     run = Run(Lease("r1", 2, 9), "r1.9", request, 0, 10 * MS)
     run.prompt_ids, run.tokenized_ns, run.engine_started_ns = [1, 2, 3], 11 * MS, 12 * MS
     run.first_token_ns, run.last_token_ns, run.completed_ns = 15 * MS, 30 * MS, 31 * MS
-    run.booked_blocks, run.settled_blocks = 30, 2
     run.output.take(EngineStep([ChoiceStep(0, (4, 5), "x", finish_reason="length")], True))
     run.ending = Ending(EndingKind.COMPLETED)
     if do == "failure":
         run.ending = Ending(EndingKind.FAILED, "engine_error", "no such rule: 'secret'", "structured_outputs.grammar")
     spans.claimed("r1", PARENT, 8 * MS, 10 * MS)
     spans.tokenized(run, *(("invalid_grammar", "structured_outputs.grammar") if do == "failure" else ()))
-    spans.generated(run, 3, 30 * MS)
+    spans.generated(run, Credits(0, 30, 2, 0, 1), 30 * MS)
     spans.recorded(run, 33 * MS)
     return {span.name: span for span in exporter.get_finished_spans()}
 
