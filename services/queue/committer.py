@@ -392,11 +392,11 @@ class Committer:
             self.machine = await self._off_loop(self._built)
         except (StoreError, StoreUnusableError) as error:
             log.error("the store cannot be read either: %s", error)
-            self.health.in_doubt = True
+            self.health.built(False)
             return False
         self.machine.book.counters.go_on_from(old.book.counters)
         old.end()
-        self.health.in_doubt = False
+        self.health.built(True)
         self._outlet.reset(self.machine)
         return True
 

@@ -1,9 +1,10 @@
-"""Whether the store can be written, and why not: a write that failed, a disk too full or not there."""
+"""Whether the store can be written, as a table, and why not: a write that failed, a disk too full or not there."""
 
 from __future__ import annotations
 
 import logging
 import math
+from enum import Enum
 from typing import Final
 
 from services.clock import Clock
@@ -30,14 +31,62 @@ DISK_CHECK_NS: Final = 200_000_000
 HEAL_PAUSE_NS: Final = 1_000_000_000
 """Between attempts to write again after the store failed."""
 
-READ_ONLY = (Inspect, InspectQueue, WatchTokens, WorkerClosed, BacklogClosed)
-"""Messages that are served while the store cannot write."""
 
-FREEING = (*READ_ONLY, Cancel, Delete)
-"""Messages that are served while the last room on the disk is kept for what frees some."""
+class Ability(Enum):
+    """What the queue can do with its store."""
+
+    WRITES = "writes"
+    TIGHT = "tight"
+    """It writes what frees room: the reserve is given up, and little is left."""
+    BROKEN = "broken"
+    """A write has failed; the machine knows what the disk holds."""
+    UNSURE = "unsure"
+    """The same, and the machine may know what the disk does not: it could not be built anew."""
+
+
+class Event(Enum):
+    """What befalls it."""
+
+    FAILED = "failed"
+    """A write or a sync has failed, or still fails."""
+    RUNS_OUT = "runs out"
+    """The reserve is given up, and little room is left."""
+    BUILT = "built"
+    """The machine was built anew of what the disk holds."""
+    NOT_BUILT = "not built"
+    MENDED = "mended"
+    """It writes again, and the machine knows what it holds."""
+
+
+TABLE: Final[dict[tuple[Ability, Event], Ability]] = {
+    (Ability.WRITES, Event.FAILED): Ability.BROKEN,
+    (Ability.WRITES, Event.RUNS_OUT): Ability.TIGHT,
+    (Ability.TIGHT, Event.FAILED): Ability.BROKEN,
+    (Ability.TIGHT, Event.BUILT): Ability.TIGHT,
+    (Ability.TIGHT, Event.NOT_BUILT): Ability.UNSURE,
+    (Ability.TIGHT, Event.MENDED): Ability.WRITES,
+    (Ability.BROKEN, Event.FAILED): Ability.BROKEN,
+    (Ability.BROKEN, Event.BUILT): Ability.BROKEN,
+    (Ability.BROKEN, Event.NOT_BUILT): Ability.UNSURE,
+    (Ability.BROKEN, Event.MENDED): Ability.WRITES,
+    (Ability.UNSURE, Event.FAILED): Ability.UNSURE,
+    (Ability.UNSURE, Event.BUILT): Ability.BROKEN,
+    (Ability.UNSURE, Event.NOT_BUILT): Ability.UNSURE,
+}
+"""What is not in it does not happen: a machine is built anew only after a failure, or as room runs out."""
 
 UNANSWERED = (WatchTokens, WorkerClosed, BacklogClosed)
-"""Those of them that are answered with nothing: served even by a machine that may know what the disk does not."""
+"""Messages that are answered with nothing."""
+
+READ_ONLY = (Inspect, InspectQueue, *UNANSWERED)
+"""Messages that change nothing in the store."""
+
+SERVED: Final[dict[Ability, tuple[type, ...]]] = {
+    Ability.TIGHT: (*READ_ONLY, Cancel, Delete),
+    Ability.BROKEN: READ_ONLY,
+    Ability.UNSURE: UNANSWERED,
+}
+"""Messages that are served where not all are."""
 
 NO_ROOM: Final = (
     "the queue's disk is full and its reserve given up: only cancels and deletes are taken until there is room again"
@@ -56,18 +105,29 @@ class StoreHealth:
         self._store = store
         self._clock = clock
         self._disk_free_min_bytes = disk_free_min_bytes
-        self.broken = ""
-        """Why the store cannot write; empty if it can."""
-        self.is_tight = False
-        """Whether it is broken only towards what takes room: the reserve is given up, and little is left."""
-        self.in_doubt = False
-        """Whether the machine may know what the disk does not: it could not be built anew after a failed write."""
+        self.ability = Ability.WRITES
+        self._why = ""
+        """Why it does not write everything."""
         self.disk_free_bytes = 0
         """When it was last looked at; 0 if that could not be told."""
         self.unreadable = ""
-        """Why not; empty if it could."""
+        """Why that could not be told; empty if it could. It says nothing of whether the store writes."""
         self._disk_checked_ns = 0
         self._probe_at_ns = 0
+
+    @property
+    def broken(self) -> str:
+        """Why the store cannot write, or not all; empty if it can."""
+        return "" if self.ability is Ability.WRITES else self._why
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it cannot only towards what takes room."""
+        return self.ability is Ability.TIGHT
+
+    def _take(self, event: Event, why: str = "") -> None:
+        self.ability = TABLE[self.ability, event]
+        self._why = why or self._why
 
     def check_disk(self) -> None:
         """Look at the free disk space, unless that was done a moment ago."""
@@ -112,23 +172,18 @@ class StoreHealth:
 
     def serves(self, item: Item) -> bool:
         """Return whether `item` can be served as things are; what changes nothing in the store can."""
-        if not self.broken:
-            return True
-        if self.in_doubt:
-            return isinstance(item, UNANSWERED)
-        return isinstance(item, FREEING if self.is_tight else READ_ONLY)
+        served = SERVED.get(self.ability)
+        return served is None or isinstance(item, served)
 
     def failed(self, error: StoreError) -> None:
         """Note that a batch could not be written."""
-        self.is_tight = False
         log.error("the store cannot write, refusing all changes: %s", error)
         self.still_fails(error)
         self._probe_at_ns = self._clock.now_ns() + HEAL_PAUSE_NS
 
     def notice_failure(self) -> None:
         """Be broken, to be probed at once, where another writer's write or sync failed: files and records have one."""
-        if (not self.broken or self.is_tight) and (failure := self._store.write_failure()):
-            self.is_tight = False
+        if self.ability in (Ability.WRITES, Ability.TIGHT) and (failure := self._store.write_failure()):
             log.error("a write to the store failed, refusing all changes: %s", failure)
             self.still_fails(failure)
             self._probe_at_ns = 0
@@ -138,7 +193,7 @@ class StoreHealth:
 
         Return whether that is new.
         """
-        if self.broken or not self._store.is_reserve_given_up():
+        if self.ability is not Ability.WRITES or not self._store.is_reserve_given_up():
             return False
         self.check_disk()
         if self.disk_free_bytes < LAST_ROOM_BYTES:
@@ -146,15 +201,18 @@ class StoreHealth:
             self.check_disk()
         if self.disk_free_bytes >= LAST_ROOM_BYTES or self.unreadable:
             return False
-        self.broken, self.is_tight = NO_ROOM, True
+        self._take(Event.RUNS_OUT, NO_ROOM)
         log.error("%s", NO_ROOM)
         return True
 
     def still_fails(self, error: StoreError | str) -> None:
         """Note why the store cannot write now."""
-        if isinstance(error, LittleRoomError):
-            return
-        self.broken = f"the queue's store cannot write: {error}"
+        if not isinstance(error, LittleRoomError):
+            self._take(Event.FAILED, f"the queue's store cannot write: {error}")
+
+    def built(self, whole: bool) -> None:
+        """Note whether the machine could be built anew of what the disk holds."""
+        self._take(Event.BUILT if whole else Event.NOT_BUILT)
 
     def is_probe_due(self) -> bool:
         """Return whether to try a write again now; the next time is a pause later."""
@@ -175,6 +233,6 @@ class StoreHealth:
 
     def mended(self) -> None:
         """Note that the store writes again, and that the machine knows what it holds."""
-        self.broken, self.is_tight = "", False
+        self._take(Event.MENDED)
         self._disk_checked_ns = 0  # what was seen of the disk is of the time before
         log.warning("the store writes again")

@@ -12,7 +12,7 @@ from penstock.files.v1 import files_pb2 as pb
 from penstock.files.v1 import files_pb2_grpc
 from services.queue.core import records as r
 from services.queue.files.rows import file_key, record_key
-from services.queue.storage.health import NO_ROOM
+from services.queue.storage.health import NO_ROOM, Event
 from services.telemetry import Telemetry
 from tests.support.memory_store import MemoryStore
 from tests.support.serving import Peer, serving
@@ -75,7 +75,8 @@ async def test_only_what_frees_space_is_taken_into_the_last_room(stub: Any, peer
     await stub.CreateFile(pb.CreateFileRequest(file_id="open"))
     await stub.PutRecords(pb.PutRecordsRequest(puts=[put(name, b"value") for name in names]))
     health = peer.service.committer.health
-    health.broken, health.is_tight, health._probe_at_ns = NO_ROOM, True, 1 << 62
+    health._take(Event.RUNS_OUT, NO_ROOM)
+    health._probe_at_ns = 1 << 62
     gone = pb.PutRecord(record=pb.Record(kind="batch", record_id="gone", revision=1), delete=True)
     refused = [
         stub.PutRecords(pb.PutRecordsRequest(puts=[put("kept", b"", 1)])),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from services.queue.core.messages import BacklogClosed, Cancel, Inspect, Tick
-from services.queue.storage.health import HEAL_PAUSE_NS, StoreHealth
+from services.queue.storage.health import HEAL_PAUSE_NS, NO_ROOM, TABLE, Ability, Event, StoreHealth
 from services.queue.storage.store import StoreError
 from tests.support.committing import HandClock
 from tests.support.memory_store import MemoryStore
@@ -19,10 +19,15 @@ class FailedStore(MemoryStore):
     """A store whose last write failed, as one of files and records may have."""
 
     failed = ""
+    given_up = False
 
     def write_failure(self) -> str:
         """Return what failed."""
         return self.failed
+
+    def is_reserve_given_up(self) -> bool:
+        """Return whether it is."""
+        return self.given_up
 
 
 @pytest.fixture
@@ -65,7 +70,7 @@ def test_what_is_served_meanwhile(health: StoreHealth) -> None:
     assert [health.serves(message) for message in messages] == [True] * 4
     health.failed(StoreError("no medium"))
     assert [health.serves(message) for message in messages] == [False, False, True, True]
-    health.in_doubt = True
+    health.built(False)
     assert [health.serves(message) for message in messages] == [False, False, False, True]
     assert health.refusal() == health.broken
 
@@ -118,3 +123,78 @@ def test_a_data_directory_that_cannot_be_read_is_no_full_disk(
         "the queue's data directory can be read again",
         "the queue's data directory cannot be read: no permission",
     ]
+
+
+STORIES = {
+    "fails": Ability.BROKEN,
+    "fails fails": Ability.BROKEN,
+    "fails built": Ability.BROKEN,
+    "fails built mended": Ability.WRITES,
+    "fails not-built": Ability.UNSURE,
+    "fails not-built fails": Ability.UNSURE,
+    "fails not-built not-built": Ability.UNSURE,
+    "fails not-built built": Ability.BROKEN,
+    "runs-out": Ability.TIGHT,
+    "runs-out built": Ability.TIGHT,
+    "runs-out built mended": Ability.WRITES,
+    "runs-out fails": Ability.BROKEN,
+    "runs-out not-built": Ability.UNSURE,
+}
+EVENTS = {
+    "fails": Event.FAILED, "built": Event.BUILT, "not-built": Event.NOT_BUILT, "mended": Event.MENDED,
+    "runs-out": Event.RUNS_OUT,
+}  # fmt: skip
+SERVED = {
+    Ability.WRITES: [True, True, True, True],
+    Ability.TIGHT: [False, True, True, True],
+    Ability.BROKEN: [False, False, True, True],
+    Ability.UNSURE: [False, False, False, True],
+}
+"""Of a tick, a cancel, a look and the end of a stream."""
+
+
+@pytest.mark.parametrize(("story", "after"), STORIES.items())
+def test_what_becomes_of_it(story: str, after: Ability, health: StoreHealth, store: FailedStore) -> None:
+    for step in story.split():
+        if step == "fails":
+            health.failed(StoreError("no medium"))
+        elif step == "runs-out":
+            store.given_up = True
+            assert health.notice_little_room()
+        elif step == "mended":
+            health.mended()
+        else:
+            health.built(step == "built")
+    assert health.ability is after
+    messages = (Tick(), Cancel(1, ("r",)), Inspect(1, ("r",)), BacklogClosed(1))
+    assert [health.serves(message) for message in messages] == SERVED[after]
+    assert bool(health.broken) == (after is not Ability.WRITES)
+    assert (health.broken == NO_ROOM) == (bool(health.broken) and "fails" not in story)
+    assert health.is_disk_full == (after is Ability.TIGHT)
+
+
+def test_each_line_of_the_table_is_the_end_of_a_story() -> None:
+    told = set()
+    for story in STORIES:
+        *way, event = (EVENTS[step] for step in story.split())
+        before = Ability.WRITES
+        for step in way:
+            before = TABLE[before, step]
+        told.add((before, event))
+    assert told == set(TABLE)
+
+
+def test_from_everywhere_it_may_be_mended() -> None:
+    mendable = {Ability.WRITES}
+    for _ in Ability:
+        mendable |= {before for (before, _), after in TABLE.items() if after in mendable}
+    assert mendable == set(Ability)
+
+
+def test_what_another_writer_met_is_worse_than_little_room(health: StoreHealth, store: FailedStore) -> None:
+    store.given_up = True
+    assert health.notice_little_room()
+    store.failed = "no medium"
+    health.notice_failure()
+    assert health.ability is Ability.BROKEN
+    assert "no medium" in health.broken
