@@ -61,6 +61,8 @@ async def test_one_that_ends_before_is_why_the_service_ends(part: Any, error: ty
         await loops.until(asyncio.Event())
         with pytest.raises(error, match=said):
             await loops.end()
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left behind"
 
 
 async def test_one_that_fails_at_the_end_is_told_of_as_well() -> None:
