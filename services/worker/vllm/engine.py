@@ -174,19 +174,17 @@ def prepare(
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     found = parse_engine_arguments(["--model", model, "--served-model-name", *names, *arguments], on_cpu, with_place)
     parsers = asked_parsers(tool_parser, found)
+    from huggingface_hub.errors import HFValidationError
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     try:
         config = AsyncEngineArgs.from_cli_args(found).create_engine_config()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, HFValidationError) as error:
+        # Whatever keeps the hub, or a file, from being read is an OSError: no such model, no access to it, no network.
         fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
     except KeyError as error:  # a parser's name
         fail(f"the engine's arguments do not fit: {error.args[0] if error.args else error}", EX_CONFIG)
     except ValueError as error:
-        text = str(error)
-        unknown_model = "repo" in text.lower() or "local directory" in text
-        if unknown_model:
-            fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
         fail(f"the engine's arguments do not fit: {first_line(error)}", EX_CONFIG)
     from services.worker.vllm.adapters import adapters_of
     from services.worker.vllm.templates import chat_defaults
