@@ -20,7 +20,7 @@ from services.config_flags import flags_of_variables
 from services.config_reading import load_recorded, told
 from services.config_source import Record
 
-PROGRAM = "worker"
+PROGRAM = "penstock worker"
 
 NO_TOOL_PARSERS = "the simulated engine has no tool parsers"
 """What is wrong with naming one."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from penstock.exits import EX_CONFIG
 from services.worker.engine import ENGINE_SCHEDULING
+from services.worker.settings import PROGRAM
 from services.worker.simulated.batch import Rules
 from services.worker.simulated.profile import BLOCK_SIZE, PROFILES
 
@@ -46,7 +47,7 @@ def simulated_settings(
     try:
         return read_arguments(model, aliases, arguments)
     except WrongArgumentsError as error:
-        print(f"worker: {with_place(str(error))}", file=sys.stderr)
+        print(f"{PROGRAM}: {with_place(str(error))}", file=sys.stderr)
         raise SystemExit(EX_CONFIG) from None
 
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from penstock.exits import EX_CONFIG
 from services.worker.engine import ENGINE_SCHEDULING, ENGINE_WATERMARK
+from services.worker.settings import PROGRAM
 from services.worker.vllm.checks import NotServedError, Parsers, asked_reasoning_parser
 
 CPU_BLOCK_SIZE = "32"
@@ -22,7 +23,7 @@ CPU_KV_CACHE_GIB = "1"
 
 def fail(message: str, status: int) -> NoReturn:
     """Print one line and end the process."""
-    print(f"worker: {message}", file=sys.stderr)
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
     raise SystemExit(status)
 
 

@@ -138,8 +138,10 @@ def test_an_argument_that_does_not_fit_is_named_with_the_reason_on_one_line(
     with pytest.raises(SystemExit) as ending:
         prepare(str(tmp_path / "tiny"), ("tiny",), ["--dtype", "float32", "--enforce-eager", *arguments])
     assert ending.value.code == 78
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker: ")]
-    assert [line.partition(said)[:2] for line in lines] == [("worker: the engine's arguments do not fit: ", said)]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock worker: ")]
+    assert [line.partition(said)[:2] for line in lines] == [
+        ("penstock worker: the engine's arguments do not fit: ", said)
+    ]
 
 
 @pytest.mark.vllm
@@ -160,7 +162,7 @@ def test_a_parser_that_vllm_does_not_have_is_named(
     with pytest.raises(SystemExit) as ending:
         prepare("org/name", ("tiny",), arguments, tools)
     assert ending.value.code == 78
-    assert capsys.readouterr().err.startswith(f"worker: {said}")
+    assert capsys.readouterr().err.startswith(f"penstock worker: {said}")
 
 
 @pytest.mark.vllm
@@ -216,7 +218,7 @@ def test_an_unknown_argument_is_told_with_the_place_where_it_was_given(capsys: p
         given = Arguments(WorkerSettings(), [], place)
         with pytest.raises(SystemExit):
             parse_engine_arguments(["--model", "m", "--zork", "3"], True, given.with_place)
-        assert capsys.readouterr().err == f"worker: {text}: unrecognized arguments: --zork 3\n"
+        assert capsys.readouterr().err == f"penstock worker: {text}: unrecognized arguments: --zork 3\n"
 
 
 @pytest.mark.vllm

@@ -112,9 +112,9 @@ async def test_an_adapter_that_cannot_be_served_is_named(
     with pytest.raises(SystemExit) as ending:
         prepare(str(model), ("tiny",), ["--dtype", "float32", "--max-loras", "3", *flags, "--lora-modules", *named])
     assert ending.value.code == 78
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("worker: ")]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("penstock worker: ")]
     assert [line.partition(said_of_it)[:2] for line in lines] == [
-        ("worker: the engine's arguments do not fit: ", said_of_it)
+        ("penstock worker: the engine's arguments do not fit: ", said_of_it)
     ]
 
 

@@ -117,9 +117,9 @@ def test_a_setting_of_the_worker_among_its_engines_arguments_is_told_where_it_be
         load_arguments(["--config", str(file), "--model", "m"])
     assert ended.value.code == 78
     belongs, other = capsys.readouterr().err.splitlines()
-    where = f"worker: {file}:2: worker.engine_arguments.tool-call-parser"
+    where = f"penstock worker: {file}:2: worker.engine_arguments.tool-call-parser"
     assert belongs == f"{where}: is a setting of the worker, not of its engine: tool_call_parser in [worker]"
-    assert other.startswith(f"worker: {file}:4: worker.engine_arguments.port: is a flag of vLLM's HTTP server")
+    assert other.startswith(f"penstock worker: {file}:4: worker.engine_arguments.port: is a flag of vLLM's HTTP server")
 
 
 def test_vllms_own_admission_in_the_file_is_told_where_it_stands(
@@ -130,7 +130,7 @@ def test_vllms_own_admission_in_the_file_is_told_where_it_stands(
     with pytest.raises(SystemExit) as ended:
         load_arguments(["--config", str(file), "--model", "m"])
     assert ended.value.code == 78
-    where = f"worker: {file}:2: worker.engine_arguments.max_num_queued_tokens"
+    where = f"penstock worker: {file}:2: worker.engine_arguments.max_num_queued_tokens"
     assert capsys.readouterr().err.startswith(f"{where}: turns away what was accepted; in its place: ")
 
 
