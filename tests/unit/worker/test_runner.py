@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from array import array
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -235,6 +236,7 @@ async def test_a_result_that_cannot_be_written_fails_its_own_attempt(
     assert bench.queue.said("r2") == ("well!" if watched else "")
 
 
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
 async def test_a_run_whose_tokens_cannot_be_written_is_watched_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
