@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.client import Client
-from penstock.credentials import acting_for
+from penstock.credentials import act_for, acting_for
 from penstock.errors import PenstockError
 from penstock.keys import DEFAULT_TENANT
 from penstock.names import BATCH_CHANNEL
@@ -26,12 +26,16 @@ from services.gateway.core.batch import Batch, Event, MoveError, Status
 from services.gateway.doorman import Doorman
 from services.gateway.expiry import read_expiry
 from services.gateway.extras import DEADLINE, KEEP, Extras, read_extras
-from services.gateway.files import checked_query, page_of, read_after, read_limit, unknown
+from services.gateway.files import checked_query, read_after, read_limit, unknown
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import Intake
+from services.gateway.limits import TELLING
+from services.gateway.listing import Listing, sent
+from services.gateway.pages import Pages
 from services.gateway.problem import Problem
 from services.gateway.shelf import Shelf
 from services.gateway.upload import PURPOSE
+from services.gateway.vigil import Vigil
 
 BATCHES_URL = "/v1/batches"
 
@@ -48,6 +52,9 @@ MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 PAGE_DEFAULT, PAGE_MOST = 20, 100
 """Of a list, as OpenAI has them."""
 
+LISTED_AT_ONCE = 10
+"""Batches read at once for it: most take a kilobyte, and one whose lines were refused up to a MiB."""
+
 
 class Batches:
     """Serves batches; the drivers do the work."""
@@ -59,14 +66,18 @@ class Batches:
         records: BatchRecords,
         output: Output,
         intake: Intake,
+        pages: Pages,
+        vigil: Vigil,
         doorman: Doorman,
         wake: Callable[[], None],
     ) -> None:
-        """Put batches into `records`, and `wake` the driver of this gateway for each."""
+        """Put batches into `records`, and `wake` the driver of this gateway for each; lists are held among `pages`."""
         self._client = client
         self._shelf = shelf
         self._records = records
         self._intake = intake
+        self._pages = pages
+        self._vigil = vigil
         self._doorman = doorman
         self._wake = wake
         self._reruns = Reruns(output, records)
@@ -119,17 +130,15 @@ class Batches:
             raise Problem(400, text, "x-penstock-channel", "unknown_channel")
         return channel
 
-    async def list_batches(self, request: Request) -> JSONResponse:
+    async def list_batches(self, request: Request) -> Response:
         """List batches, the newest first."""
         query = checked_query(request.query_params, ("after", "limit"))
         limit = read_limit(query, PAGE_DEFAULT, PAGE_MOST)
         after = read_after(query, "batch_")
         who = await self._doorman.tenant_client()
-        with acting_for(who.tenant):
-            batches, more = await self._records.page(after, limit)
-            async with until_hangup(request.receive):
-                batches = [await self._reruns.now(batch) for batch in batches]
-        return JSONResponse(page_of([batch.to_object() for batch in batches], more))
+        act_for(who.tenant)
+        listing = Listing(self._records.page, _name_of, _size_of, after, limit, LISTED_AT_ONCE)
+        return sent(self._pages, who.tenant, self._vigil, listing, Batch.to_object, self._reruns.now)
 
     async def retrieve(self, request: Request) -> JSONResponse:
         """Describe a batch; raises Problem (404) if there is none."""
@@ -168,6 +177,14 @@ def cancelled(batch: Batch) -> Batch:
     if batch.status in {Status.CANCELLING, Status.CANCELLED}:
         return batch
     return batch.moved(Event.CANCEL, time.time())
+
+
+def _name_of(batch: Batch) -> str:
+    return batch.batch_id
+
+
+def _size_of(batch: Batch) -> int:
+    return TELLING * len(batch.to_row())
 
 
 def _no_batch(error: PenstockError, batch_id: str) -> Problem:

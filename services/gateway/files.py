@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ from services.gateway.doorman import Doorman
 from services.gateway.download import Download
 from services.gateway.hangup import until_hangup
 from services.gateway.limits import CLIENT_CLOSED
+from services.gateway.listing import Listing, sent
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.pages import Pages, content_of
 from services.gateway.places import Places
@@ -33,6 +35,12 @@ FILES_URL = "/v1/files"
 
 MOST_LISTED = 10_000
 """Files in one list, as OpenAI allows."""
+
+LISTED_AT_ONCE = 500
+"""Files read at once for it: less than a MiB, whatever they are called."""
+
+IN_MEMORY_BYTES = 512
+"""What a file's description takes beside what it takes encoded."""
 
 INPUT_ORDER = "input"
 ORDERS = ("completion", INPUT_ORDER)
@@ -99,15 +107,19 @@ class Files:
         self._metrics.upload_bytes.inc(file.bytes)
         return JSONResponse(shown(file))
 
-    async def list_files(self, request: Request) -> JSONResponse:
+    async def list_files(self, request: Request) -> Response:
         """List files, the newest first."""
+        who = await self._doorman.tenant_client()
         query = checked_query(request.query_params, ("after", "limit", "order", "purpose"))
         limit = read_limit(query, MOST_LISTED, MOST_LISTED)
         order = one_of(query, "order", ("desc", "asc"))
-        files, more = await self._shelf.files(
-            read_after(query, "file-"), limit, order == "asc", query.get("purpose", "")
-        )
-        return JSONResponse(page_of([shown(file) for file in files], more))
+        purpose = query.get("purpose", "")
+
+        def page_of(after: str, most: int) -> Awaitable[tuple[list[pb.File], bool]]:
+            return self._shelf.files(after, most, order == "asc", purpose)
+
+        listing = Listing(page_of, _name_of, _size_of, read_after(query, "file-"), limit, LISTED_AT_ONCE)
+        return sent(self._pages, who.tenant, self._vigil, listing, shown)
 
     async def retrieve(self, request: Request) -> JSONResponse:
         """Describe a file."""
@@ -205,10 +217,12 @@ def shown(file: pb.File) -> dict[str, Any]:
     }
 
 
-def page_of(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    """Return a page of a list as OpenAI's API shows it."""
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": more}
+def _name_of(file: pb.File) -> str:
+    return file.file_id
+
+
+def _size_of(file: pb.File) -> int:
+    return file.ByteSize() + IN_MEMORY_BYTES
 
 
 def checked_query(query: QueryParams, known: tuple[str, ...]) -> dict[str, str]:

@@ -21,8 +21,8 @@ PART_SLACK_S = 3.0
 """Of an upload that others wait for: the longest pause, as TCP makes when it repeats what was lost."""
 
 MAX_PAGES_BYTES = 256 * 1024 * 1024
-"""Of files and large answers that are being sent, in memory at once, as whole MiB for each. Of results it is what
-telling them takes."""
+"""Of files, lists and large answers that are being sent, in memory at once, as whole MiB for each. Of results it is
+what telling them takes."""
 
 TELLING = 4
 """What results take in memory for each byte they have encoded: as they are read, and one of them as a line. Of text it

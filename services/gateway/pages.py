@@ -1,4 +1,4 @@
-"""What is in memory of files and large answers that are sent: as there is room for, whatever their clients take.
+"""What is in memory of files, lists and large answers that are sent: as there is room for, whatever their clients take.
 
 A page can be read again. So one that its client does not take is let go when others wait for room, and read on from
 where it stood once the client takes more: be that in the midst of a line, which is made again.
@@ -76,7 +76,7 @@ class Glances(Places):
 
 
 class Pages(Places):
-    """The pages of all downloads and large answers of a gateway."""
+    """The pages of all downloads, lists and large answers of a gateway."""
 
     def __init__(self, most: int = MAX_PAGES_BYTES // PLACE_BYTES, slack_s: float = PAGE_SLACK_S) -> None:
         """Have places for `most` MiB of them. A client has `slack_s` to take a piece of one that others wait for."""
@@ -89,7 +89,7 @@ class Pages(Places):
 
 
 class Paged(Place, Generic[T]):
-    """What a download or a large answer tells, of which a page at a time is held; to have as a context."""
+    """What a download, a list or a large answer tells, of which a page at a time is held; to have as a context."""
 
     def __init__(
         self, pages: Pages, tenant: str, read: Callable[[int], Awaitable[Sheet[T]]], expected_bytes: int
@@ -125,6 +125,10 @@ class Paged(Place, Generic[T]):
         """The present one, until pieces of it are told."""
         assert self._one is not None, "it is there when it is one's turn"
         return self._one
+
+    def replace(self, one: T) -> None:
+        """Have another for the present one, until it is let go: what is read again is what it was read as."""
+        self._one = one
 
     async def turn(self) -> bool:
         """Come to the next one; return whether there is one."""

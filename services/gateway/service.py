@@ -59,7 +59,7 @@ class Service:
         output = Output(client, shelf, pages=pages)
         most_bytes, silence_s = settings.max_file_bytes, settings.body_timeout_s
         files = Files(shelf, records, output, pages, metrics, vigil, doorman, most_bytes, silence_s)
-        batches = Batches(client, shelf, records, output, intake, doorman, self._driver.wake)
+        batches = Batches(client, shelf, records, output, intake, pages, vigil, doorman, self._driver.wake)
         self._console = ConsoleLife(settings, parts)
         self._app = make_app(parts, self._front, [*files.routes(), *batches.routes(), *self._console.routes])
 

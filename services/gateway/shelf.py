@@ -94,17 +94,9 @@ class Shelf:
 
     async def files(self, after: str, limit: int, ascending: bool, purpose: str) -> tuple[list[pb.File], bool]:
         """Return at most `limit` closed files after the one named, and whether there are more."""
-        found: list[pb.File] = []
-        more = True
-        while more and len(found) < limit:
-            request = pb.ListFilesRequest(
-                after=after, limit=min(PAGE, limit - len(found)), ascending=ascending, purpose=purpose
-            )
-            page = await self._call(lambda request=request: self._stub.ListFiles(request))  # type: ignore[misc]
-            found += page.files
-            more = page.has_more
-            after = found[-1].file_id if found else after
-        return found, more
+        request = pb.ListFilesRequest(after=after, limit=limit, ascending=ascending, purpose=purpose)
+        page = await self._call(lambda: self._stub.ListFiles(request))
+        return list(page.files), page.has_more
 
     async def delete(self, file_id: str) -> bool:
         """Delete a file; return whether there was one."""

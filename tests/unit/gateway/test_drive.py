@@ -11,33 +11,26 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from penstock.client import Client
 from penstock.files.v1 import files_pb2
 from penstock.scheduler.v1 import scheduler_pb2
-from services.gateway.app import _problem
 from services.gateway.batch import drive, reading, submitting
 from services.gateway.batch.drive import Drive
 from services.gateway.batch.lines import ask_of, read_lines, request_of
 from services.gateway.batch.looks import Looks
 from services.gateway.batch.output import Output
 from services.gateway.batch.records import (
-    BATCHES,
     BatchRecords,
     ChangedError,
-    DamagedError,
     Held,
     LeaseLostError,
     new_batch_id,
 )
 from services.gateway.batch.turns import Turns
-from services.gateway.batches import Batches, cancelled
+from services.gateway.batches import cancelled
 from services.gateway.core.batch import Batch, Counts, Event, Status
-from services.gateway.doorman import Doorman
-from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.problem import Problem
 from services.gateway.served import Served
 from services.gateway.shelf import Shelf
 from services.queue.core.entry import DEFAULT_TENANT
@@ -45,7 +38,6 @@ from services.queue.core.messages import SetQuotas
 from services.queue.core.quotas import Quota
 from services.queue.service import Service
 from services.telemetry import Telemetry
-from tests.support.asgi import get, post
 from tests.support.batch_lines import completion
 from tests.support.serving import serving
 from tests.support.waiting import wait_for_async
@@ -373,24 +365,6 @@ async def test_counts_grow_while_lines_are_still_submitted(rig: Rig, monkeypatch
 
 async def _true_of(fact: Callable[[], bool]) -> bool:
     return fact()
-
-
-async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
-    record = files_pb2.Record(kind=BATCHES, record_id="batch_f", value=b"{torn")
-    await rig.shelf.put([files_pb2.PutRecord(record=record)])
-    good = await rig.batch()
-    listed, more = await rig.records.page("", 10)
-    assert ([batch.batch_id for batch in listed], more) == (["batch_f", good.batch_id], False)
-    assert (listed[0].status, listed[0].errors[0].code) == (Status.FAILED, "damaged_record")
-    with pytest.raises(DamagedError):
-        await rig.records.get("batch_f")
-    output = Output(rig.client, rig.shelf)
-    batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), Doorman(), lambda: None)
-    app = Starlette(routes=batches.routes(), exception_handlers={Problem: _problem})
-    found = await get(app, "/v1/batches/batch_f").whole()
-    assert (found.status, found.json()["errors"]["data"][0]["code"]) == (200, "damaged_record")
-    assert (await post(app, "/v1/batches/batch_f/cancel", {}).whole()).status == 409
-    assert (await get(app, "/v1/batches").whole()).json()["first_id"] == "batch_f"
 
 
 async def test_lines_that_a_quota_does_not_let_in_wait_for_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

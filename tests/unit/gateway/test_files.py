@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
@@ -13,8 +14,9 @@ from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from services.gateway.app import _penstock, _problem
 from services.gateway.batch.output import Output
-from services.gateway.batch.records import BATCHES, new_batch_id
+from services.gateway.batch.records import BATCHES, DamagedError, new_batch_id
 from services.gateway.batches import BATCHES_URL, Batches
+from services.gateway.core.batch import Status
 from services.gateway.doorman import Doorman
 from services.gateway.files import FILES_URL, Files
 from services.gateway.intake import Intake
@@ -28,11 +30,12 @@ from tests.unit.gateway.test_drive import URL, Rig, rig
 __all__ = ["rig"]
 
 
-def app_of(rig: Rig, doorman: Doorman | None = None) -> Starlette:
+def app_of(rig: Rig, doorman: Doorman | None = None, pages: Pages | None = None) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry())
     output, doorman = Output(rig.client, rig.shelf), doorman or Doorman()
-    files = Files(rig.shelf, rig.records, output, Pages(), metrics, Vigil(), doorman, 2**20, 5.0)
-    batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), Doorman(), lambda: None)
+    pages = pages or Pages()
+    files = Files(rig.shelf, rig.records, output, pages, metrics, Vigil(), doorman, 2**20, 5.0)
+    batches = Batches(rig.client, rig.shelf, rig.records, output, Intake(1.0), pages, Vigil(), Doorman(), lambda: None)
     return Starlette(
         routes=[*files.routes(), *batches.routes()],
         exception_handlers={Problem: _problem, PenstockError: _penstock},
@@ -81,6 +84,22 @@ async def test_a_view_of_a_batch_whose_record_is_damaged_says_so_and_can_be_dele
     assert (found.status, found.json()["error"]["code"]) == (500, "damaged_record")
     deleted = await get(app, f"{FILES_URL}/file-f-output", method="DELETE").whole()
     assert deleted.status == 200
+
+
+async def test_a_damaged_batch_is_named_among_the_others(rig: Rig) -> None:
+    record = files_pb2.Record(kind=BATCHES, record_id="batch_f", value=b"{torn")
+    await rig.shelf.put([files_pb2.PutRecord(record=record)])
+    good = await rig.batch()
+    listed, more = await rig.records.page("", 10)
+    assert ([batch.batch_id for batch in listed], more) == (["batch_f", good.batch_id], False)
+    assert (listed[0].status, listed[0].errors[0].code) == (Status.FAILED, "damaged_record")
+    with pytest.raises(DamagedError):
+        await rig.records.get("batch_f")
+    app = app_of(rig)
+    found = await get(app, f"{BATCHES_URL}/batch_f").whole()
+    assert (found.status, found.json()["errors"]["data"][0]["code"]) == (200, "damaged_record")
+    assert (await post(app, f"{BATCHES_URL}/batch_f/cancel", {}).whole()).status == 409
+    assert (await get(app, BATCHES_URL).whole()).json()["first_id"] == "batch_f"
 
 
 class NoKey(Doorman):
