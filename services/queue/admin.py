@@ -25,7 +25,7 @@ from services.queue.items import Lookup
 from services.queue.metrics import QueueMetrics, age_ns
 from services.queue.speaker import Speaker
 from services.queue.storage.read_faults import code_of
-from services.queue.storage.reader import Heads, Reader
+from services.queue.storage.reader import PAGE_BYTES, Heads, Reader
 from services.queue.storage.store import Store, StoreDamagedError, StoreError
 from services.queue.submits.validate import check_name
 from services.rpc.strict import BadInputError
@@ -34,7 +34,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 PAGE_DEFAULT = 100
 PAGE_MOST = 1000
-"""Dead letters in one response, where no number is asked for, and at most; a page stays well below one frame."""
+"""Dead letters in one response, where no number is asked for, and at most. It ends after PAGE_BYTES as well: an engine
+may have said much of what it failed of."""
 
 DELETE_PAGE = 250
 """Results deleted in one commit, so that a large delete does not hold up everybody else's."""
@@ -262,9 +263,13 @@ class Admin:
             raise BadInputError(f"page_size: {request.page_size} is more than {PAGE_MOST}")
         size = request.page_size or PAGE_DEFAULT
         letters = await self._reader.dead(int(token or 0), size + 1)
-        response = queue_pb2.ListDeadResponse(letters=[letter for _, letter in letters[:size]])
-        if len(letters) > size:
-            response.next_page_token = str(letters[size - 1][0])
+        told = size_bytes = 0
+        while told < min(size, len(letters)) and size_bytes < PAGE_BYTES:
+            size_bytes += letters[told][1].ByteSize()
+            told += 1
+        response = queue_pb2.ListDeadResponse(letters=[letter for _, letter in letters[:told]])
+        if len(letters) > told:
+            response.next_page_token = str(letters[told - 1][0])
         return response
 
     async def requeue_dead(

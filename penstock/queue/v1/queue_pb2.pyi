@@ -1099,7 +1099,7 @@ class ListDeadRequest(_message.Message):
     page_token: _builtins.str
     """Page token of the response before; empty for the first page."""
     page_size: _builtins.int
-    """Most entries in the page; 0 means 100, at most 1,000."""
+    """Most entries in the page; 0 means 100, at most 1,000. A page ends after 1 MiB as well."""
     def __init__(
         self,
         *,

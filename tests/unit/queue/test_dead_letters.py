@@ -12,6 +12,7 @@ import pytest
 from penstock import Client
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from services.queue.storage.reader import PAGE_BYTES
 from services.telemetry import Telemetry
 from tests.support.modules import COMPILED
 from tests.support.serving import Peer, ids, serving, text
@@ -43,6 +44,22 @@ async def test_dead_letters_are_listed_in_pages_and_requeued(peer: Peer) -> None
     assert (done.requeued, list(done.not_dead)) == (1, ["nobody"])
     assert (await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(all=True))).requeued == 2
     assert (await work.claim(names[0])).lease.attempt == 3  # none has the number of one before
+
+
+async def test_a_page_of_dead_letters_ends_after_a_page_of_what_was_said_of_them(peer: Peer) -> None:
+    names = await peer.submit(*(text() for _ in range(5)))
+    work = await peer.work()
+    error = request_pb2.RequestError(code="engine_error", message="x" * (PAGE_BYTES * 2 // 3))
+    for name in names:
+        for _ in range(2):
+            await work.complete((await work.claim(name)).lease, failure=error)
+    pages: list[list[str]] = []
+    token = ""
+    while not pages or token:
+        page = await peer.stub.ListDead(queue_pb2.ListDeadRequest(page_token=token))
+        pages.append([letter.request_id for letter in page.letters])
+        token = page.next_page_token
+    assert pages == [names[:2], names[2:4], names[4:]]
 
 
 async def test_a_requeue_that_is_said_again_leaves_what_has_died_again_since_the_first(peer: Peer) -> None:
