@@ -66,11 +66,10 @@ ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
 class Client:
     """Submits requests and reads results. Use as `async with Client("HOST:PORT") as client:`.
 
-    Calls are retried while the service is unavailable, at most `retry_for_s`
-    seconds from when that shows: of a process that is stopped up to 50 s late,
-    of a disk that hangs never (`asyncio.wait_for` bounds a call); every submit carries an idempotency key
-    (drawn if none is given), so that a retry never submits twice. It belongs to
-    the event loop that runs when it is made, and every call to it is made there.
+    Calls are retried while the service is unavailable, at most `retry_for_s` seconds from when that shows: of a process
+    that is stopped up to 50 s late, of a disk that hangs never (`asyncio.wait_for` bounds a call); every submit carries
+    an idempotency key (drawn if none is given), so that a retry never submits twice. It belongs to the event loop that
+    runs when it is made, and every call to it is made there.
     """
 
     def __init__(
@@ -223,6 +222,10 @@ class Client:
     async def wire_get(self, request: pb.GetRequest, turn: Turn = nullcontext) -> pb.GetResponse:
         """Return the state of a request as it came over the wire, asked for within a `turn`. Raises NotFound."""
         return await self._queue.call(lambda: self._stub.Get(request), turn)
+
+    async def wire_get_many(self, request: pb.GetManyRequest) -> pb.GetManyResponse:
+        """Return the states of the first of many requests, by their keys, as they came over the wire."""
+        return await self._queue.call(lambda: self._stub.GetMany(request))
 
     async def watch(
         self,

@@ -16,8 +16,8 @@ from services.queue import wire
 from services.queue.committer import Committer, RefusedError
 from services.queue.core import records
 from services.queue.core.ages import Ages
-from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued
-from services.queue.core.entry import parse_request_id, request_id_of
+from services.queue.core.effects import Cancelled, Deleted, Inspected, QueueView, Requeued, View
+from services.queue.core.entry import NO_SEQ, parse_request_id, request_id_of
 from services.queue.core.lifecycle import State
 from services.queue.core.machine import ENDED_AT_ONCE
 from services.queue.core.messages import ANY_PLACE, Cancel, Delete, EndedRow, Inspect, InspectQueue, RequeueDead
@@ -28,6 +28,7 @@ from services.queue.storage.read_faults import code_of
 from services.queue.storage.reader import PAGE_BYTES, Heads, Reader
 from services.queue.storage.store import Store, StoreDamagedError, StoreError
 from services.queue.submits.validate import check_name
+from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
 from services.rpc.strict import BadInputError
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -39,6 +40,9 @@ may have said much of what it failed of."""
 
 DELETE_PAGE = 250
 """Results deleted in one commit, so that a large delete does not hold up everybody else's."""
+
+MAX_KEYS = 1000
+"""Keys in one call: as many small results as one answer has room for."""
 
 MAX_IDS = 10_000
 """Names in one call; a frame of 16 MiB could hold half a million, and all would be in one commit."""
@@ -90,6 +94,32 @@ class Admin:
         if response is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"request_id: {request_id!r} is unknown")
         return response
+
+    async def get_many(self, request: queue_pb2.GetManyRequest, context: Context) -> bytes:
+        """Return where the first of many requests are, encoded. Raises BadInputError, or StoreError."""
+        keys = request.keys
+        _check_keys(request)
+        caller = CALLER.get()
+        tenant = request.tenant or caller.tenant
+        seqs = [NO_SEQ] * len(keys)
+        if caller.sees in {None, tenant}:
+            seqs = await self._reader.known_of(tenant, keys)
+        names = [request_id_of(self._store_id, seq) if seq != NO_SEQ else "" for seq in seqs]
+        found: Inspected = await self._ask(context, lambda ticket: Inspect(ticket, tuple(names), caller.sees))
+        # What lives has no result, or one of before it was requeued.
+        ended = [
+            seq if view is None or view.state is State.DEAD else NO_SEQ
+            for seq, view in zip(seqs, found.views, strict=True)
+        ]
+        results = await self._reader.first_results(ended, caller.sees)
+        told: list[bytes] = []
+        size_bytes = 0
+        for name, view, result in zip(names, found.views, results, strict=False):
+            told.append(_told(name, view, result))
+            size_bytes += len(told[-1])
+            if size_bytes >= PAGE_BYTES:
+                break
+        return b"".join(told)
 
     async def _named(self, request: queue_pb2.GetRequest, context: Context) -> str:
         kind = request.WhichOneof("key")
@@ -327,6 +357,36 @@ def _ended(result: request_pb2.Result) -> queue_pb2.GetResponse:
         channel=result.channel,
         client_reference=result.client_reference,
     )
+
+
+_TOLD = length_tag(queue_pb2.GetManyResponse, "requests")
+_REQUEST_ID = length_tag(queue_pb2.GetResponse, "request_id")
+_STATE = number_tag(queue_pb2.GetResponse, "state")
+_RESULT = length_tag(queue_pb2.GetResponse, "result")
+
+
+def _told(name: str, view: View | None, result: wire.StoredResult | None) -> bytes:
+    """Return what a GetManyResponse says of one request, encoded: of its result nothing is decoded for that."""
+    content = b""
+    if view is not None:
+        content = wire.get_response(view).SerializeToString()
+    elif result is not None:
+        content = text_field(_REQUEST_ID, name) + number_field(_STATE, queue_pb2.REQUEST_STATE_DONE)
+    if result is not None:
+        content += wrapped(_RESULT, result.body)
+    return wrapped(_TOLD, content)
+
+
+def _check_keys(request: queue_pb2.GetManyRequest) -> None:
+    if not request.keys:
+        raise BadInputError("keys: at least one is needed")
+    if len(request.keys) > MAX_KEYS:
+        raise BadInputError(f"keys: {len(request.keys)} given; at most {MAX_KEYS} are allowed")
+    check_name("tenant", request.tenant)
+    for key in request.keys:
+        if not key:
+            raise BadInputError("keys: must not be empty")
+        check_name("keys", key)
 
 
 def ids_of(request_ids: queue_pb2.RequestIds) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ QUEUE_RIGHTS = {
     # Also a service for no tenant: a gateway follows its clients' requests, which the queue has named to it, in one.
     "Follow": Right(EVERYONE),
     "Get": _CLIENTS,
+    "GetMany": _CLIENTS,
     "Cancel": _CLIENTS,
     "Delete": _CLIENTS,
     "Identify": Right(EVERYONE),

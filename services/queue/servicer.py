@@ -18,7 +18,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
 from services.queue import wire
-from services.queue.admin import MAX_IDS, Admin
+from services.queue.admin import MAX_IDS, MAX_KEYS, Admin
 from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
 from services.queue.core.messages import (
@@ -67,6 +67,7 @@ BOUNDS = {
     "SubmitUnaryRequest.requests": MAX_UNARY_REQUESTS,
     "SubmitBatch.requests": MAX_UNACKED,
     "RequestIds.ids": MAX_IDS,
+    "GetManyRequest.keys": MAX_KEYS,
     "FollowRequest.follow": MAX_FOLLOWED,
     "FollowRequest.leave": MAX_FOLLOWED,
 }
@@ -255,6 +256,11 @@ class QueueServicer:
         """Return the state of one request."""
         async with _readable(context):
             return await self._parts.admin.get(request, context)
+
+    async def GetMany(self, request: queue_pb2.GetManyRequest, context: Context) -> bytes:
+        """Return the state of many requests, encoded."""
+        async with _readable(context):
+            return await self._parts.admin.get_many(request, context)
 
     async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
         """Cancel requests."""

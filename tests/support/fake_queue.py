@@ -301,6 +301,15 @@ class FakeQueue(queue_pb2_grpc.QueueServiceServicer):
         await context.abort(grpc.StatusCode.NOT_FOUND, f"{name}: no such request")
         raise AssertionError
 
+    async def GetMany(self, request: pb.GetManyRequest, context: Any) -> pb.GetManyResponse:
+        await self._maybe_unavailable(context)
+        ended = {result.request_id: result for result in self.results}
+        told = pb.GetManyResponse()
+        for name in (self.by_key.get(key, "") for key in request.keys):
+            state = pb.REQUEST_STATE_DONE if name in ended else pb.REQUEST_STATE_READY if name else None
+            told.requests.add(request_id=name, state=state, result=ended.get(name))
+        return told
+
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> pb.CancelResponse:
         known = {r.request_id for r in self.requests}
         ids = list(request.request_ids.ids)

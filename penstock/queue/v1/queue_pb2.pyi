@@ -823,6 +823,61 @@ class GetResponse(_message.Message):
 Global___GetResponse: _TypeAlias = GetResponse  # noqa: Y015
 
 @_typing.final
+class GetManyRequest(_message.Message):
+    """Which requests to get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant of the keys; empty: the caller's."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their idempotency keys, each 1 to 512 bytes. At least one, and at most 1,000."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetManyRequest: _TypeAlias = GetManyRequest  # noqa: Y015
+
+@_typing.final
+class GetManyResponse(_message.Message):
+    """What there is of the first of the requests that were asked for: ask for those behind them in another call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetResponse]:
+        """One for each, in the order of the keys; at least one. It ends after 1 MiB of results, and before a result that is
+        damaged: DATA_LOSS if that is the first. Each is as `Get` tells it, but: one without a name is unknown, and of one
+        that is done there are its name, state and result, which has all the rest.
+        """
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___GetResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetManyResponse: _TypeAlias = GetManyResponse  # noqa: Y015
+
+@_typing.final
 class CancelRequest(_message.Message):
     """Which requests to cancel."""
 

@@ -63,6 +63,11 @@ class QueueServiceStub:
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetRequest.SerializeToString,
                 response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetResponse.FromString,
                 _registered_method=True)
+        self.GetMany = channel.unary_unary(
+                '/penstock.queue.v1.QueueService/GetMany',
+                request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyRequest.SerializeToString,
+                response_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/penstock.queue.v1.QueueService/Cancel',
                 request_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.CancelRequest.SerializeToString,
@@ -151,6 +156,14 @@ class QueueServiceServicer:
 
     def Get(self, request, context):
         """State of one request and its result if it has ended. NOT_FOUND if unknown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMany(self, request, context):
+        """State of many requests, by their keys, and the results of those that have ended: of as many of the first of them as
+        one answer has room for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +261,11 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetRequest.FromString,
                     response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetResponse.SerializeToString,
+            ),
+            'GetMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMany,
+                    request_deserializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyRequest.FromString,
+                    response_serializer=penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -434,6 +452,33 @@ class QueueService:
             '/penstock.queue.v1.QueueService/Get',
             penstock_dot_queue_dot_v1_dot_queue__pb2.GetRequest.SerializeToString,
             penstock_dot_queue_dot_v1_dot_queue__pb2.GetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.queue.v1.QueueService/GetMany',
+            penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyRequest.SerializeToString,
+            penstock_dot_queue_dot_v1_dot_queue__pb2.GetManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

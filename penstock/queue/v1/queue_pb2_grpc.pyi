@@ -55,6 +55,10 @@ class QueueServiceStub:
     """
     Get: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
+    GetMany: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetManyRequest, _queue_pb2.GetManyResponse]
+    """State of many requests, by their keys, and the results of those that have ended: of as many of the first of them as
+    one answer has room for.
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _grpc.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]
@@ -105,6 +109,10 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """
     Get: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]  # type: ignore[assignment]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
+    GetMany: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetManyRequest, _queue_pb2.GetManyResponse]  # type: ignore[assignment]
+    """State of many requests, by their keys, and the results of those that have ended: of as many of the first of them as
+    one answer has room for.
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_queue_pb2.CancelRequest, _queue_pb2.CancelResponse]  # type: ignore[assignment]
     """Cancel requests: waiting ones end at once, running ones are aborted in the engine."""
     Delete: _aio.UnaryUnaryMultiCallable[_queue_pb2.DeleteRequest, _queue_pb2.DeleteResponse]  # type: ignore[assignment]
@@ -182,6 +190,16 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_queue_pb2.GetResponse, _abc.Awaitable[_queue_pb2.GetResponse]]:
         """State of one request and its result if it has ended. NOT_FOUND if unknown."""
+
+    @_abc_1.abstractmethod
+    def GetMany(
+        self,
+        request: _queue_pb2.GetManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_queue_pb2.GetManyResponse, _abc.Awaitable[_queue_pb2.GetManyResponse]]:
+        """State of many requests, by their keys, and the results of those that have ended: of as many of the first of them as
+        one answer has room for.
+        """
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -28,11 +28,9 @@ PAGE_BYTES = TARGET_FRAME_BYTES
 EXPECTED_BYTES = TELLING * (PAGE_BYTES + PAGE_BYTES // 4)
 """What telling a page takes, unless a result is larger than a quarter of one."""
 
-LOOK_AHEAD = 8
-"""Results asked for at once when they are wanted by their lines."""
-
-PAGE_LINES = 64
-"""Lines of a page of those."""
+PAGE_LINES = 1000
+"""Results asked for at once when they are wanted by their lines, which is the most the queue takes: it ends its answer
+once that has as many bytes as a page."""
 
 AT_ONCE = 16
 """Batches whose results are counted at once: what is held of them are so many pages."""
@@ -86,32 +84,20 @@ def log_of(client: Client, batch_id: str) -> Callable[[int], Awaitable[Sheet[pb.
 
 
 def looked_up(
-    numbers: Sequence[int], look: Callable[[int], Awaitable[pb.Result | None]]
+    numbers: Sequence[int], look: Callable[[Sequence[int]], Awaitable[Sequence[pb.Result | None]]]
 ) -> Callable[[int], Awaitable[Sheet[pb.Result]]]:
-    """Return how the results of lines are read from one of their `numbers` on, in that order; `look` has each.
+    """Return how the results of lines are read from one of their `numbers` on, in that order.
 
-    Only when a result is there is it known how large it is. So more are asked for at once only after smaller ones; what
-    is there beyond a page's last result is asked for again.
+    `look` has those of the first of some lines: as many as a page takes, but one at least.
     """
-    at_once = largest_bytes = 1
 
     async def read(first: int) -> Sheet[pb.Result]:
-        nonlocal at_once, largest_bytes
-        items: list[tuple[int, pb.Result]] = []
-        told, size_bytes = first, 0
-        while told < len(numbers) and told - first < PAGE_LINES and size_bytes < PAGE_BYTES:
-            at_once = max(1, min(at_once, (PAGE_BYTES - size_bytes) // largest_bytes))
-            for result in await asyncio.gather(*map(look, numbers[told : told + at_once])):
-                one_bytes = 0 if result is None else result.ByteSize()
-                largest_bytes = max(largest_bytes, one_bytes)
-                if size_bytes >= PAGE_BYTES:
-                    continue
-                told += 1
-                if result is not None:
-                    items.append((told, result))
-                    size_bytes += one_bytes
-            at_once = min(2 * at_once, LOOK_AHEAD)
-        return Sheet(items, told, TELLING * size_bytes, last=told == len(numbers))
+        wanted = numbers[first : first + PAGE_LINES]
+        results = await look(wanted) if wanted else ()
+        items = [(told, result) for told, result in enumerate(results, first + 1) if result is not None]
+        size_bytes = sum(result.ByteSize() for _, result in items)
+        behind = first + len(results)
+        return Sheet(items, behind, TELLING * size_bytes, last=behind == len(numbers))
 
     return read
 

@@ -13,7 +13,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.queue import wire
 from services.queue.core import records
-from services.queue.core.entry import BatchKey, Entry, request_id_of
+from services.queue.core.entry import NO_SEQ, BatchKey, Entry, request_id_of
 from services.queue.core.messages import EndedRow
 from services.queue.storage.read_faults import ReadFaults, decoded
 from services.queue.storage.store import Store, StoreDamagedError, durably
@@ -26,6 +26,9 @@ LOOK_RESULTS = 8
 
 MOST_CHUNK = 64
 """Results read between two looks at their size, if they are small."""
+
+MOST_ROWS = 256
+"""Results read in one job, if they are small: about a millisecond."""
 
 PAGE_BYTES = TARGET_FRAME_BYTES
 """A page ends once it holds this much: what a watcher that does not take it keeps in memory is a frame."""
@@ -240,6 +243,58 @@ class Reader:
         end = records.expiry_key(before_ns, 0)
         rows = await self._off_loop(lambda: self._store.scan(records.EXPIRY, after, end, limit))
         return [records.expiry_of(key)[1] for key, _ in rows], rows[-1][0] + b"\0" if rows else after
+
+    async def first_results(self, seqs: Sequence[int], sees: str | None) -> list[wire.StoredResult | None]:
+        """Return the results of the first of these requests, in order; None where there is none that the caller sees.
+
+        They end after PAGE_BYTES, and before one that is damaged: raises StoreDamagedError if that is the first. Of a
+        request that is NO_SEQ none is looked for.
+        """
+        found: list[wire.StoredResult | None] = []
+        size_bytes = 0
+        while len(found) < len(seqs) and size_bytes < PAGE_BYTES:
+            some = seqs[len(found) : len(found) + MOST_ROWS]
+            try:
+                results = await self._off_loop(partial(self._first_results, some, sees, PAGE_BYTES - size_bytes))
+            except StoreDamagedError:
+                if not found:
+                    raise
+                break
+            found += results
+            size_bytes += sum(len(result.body) for result in results if result is not None)
+        return found
+
+    def _first_results(self, seqs: Sequence[int], sees: str | None, most_bytes: int) -> list[wire.StoredResult | None]:
+        found: list[wire.StoredResult | None] = []
+        size_bytes = 0
+        rows = self._rows([seq for seq in seqs if seq != NO_SEQ], MOST_CHUNK)
+        try:
+            for seq in seqs:
+                row = None if seq == NO_SEQ else next(rows)
+                found.append(None if row is None or not _seen(row, sees) else decoded(wire.read_result, row))
+                size_bytes += len(row or b"")
+                if size_bytes >= most_bytes:
+                    break
+        except StoreDamagedError:
+            if not found:
+                raise
+        return found
+
+    async def known_of(self, tenant: str, keys: Sequence[str]) -> list[int]:
+        """Return the requests that were submitted with the first of these idempotency keys, NO_SEQ for one unknown.
+
+        They end before a row that is damaged, and may well before it; raises StoreDamagedError if that is the first.
+        """
+        return await self._off_loop(lambda: self._known_of(tenant, keys))
+
+    def _known_of(self, tenant: str, keys: Sequence[str]) -> list[int]:
+        try:
+            rows = self._store.get_many(records.IDEMPOTENCY, [records.idempotency_key(tenant, key) for key in keys])
+        except StoreDamagedError:
+            if len(keys) == 1:
+                raise
+            return self._known_of(tenant, keys[: len(keys) // 2])
+        return [NO_SEQ if row is None else records.seq_of(row) for row in rows]
 
     async def known(self, tenant: str, key: str) -> int | None:
         """Return the request that was submitted with this idempotency key, or None."""

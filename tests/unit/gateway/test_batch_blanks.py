@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import NotFound
 from penstock.files.v1 import files_pb2
 from penstock.queue.v1 import queue_pb2
 from services.gateway.batch import output, submitting
@@ -50,6 +49,9 @@ class OneAnswer:
 
     async def wire_get(self, _request: queue_pb2.GetRequest) -> queue_pb2.GetResponse:
         return queue_pb2.GetResponse()
+
+    async def wire_get_many(self, request: queue_pb2.GetManyRequest) -> queue_pb2.GetManyResponse:
+        return queue_pb2.GetManyResponse(requests=[queue_pb2.GetResponse()] * len(request.keys))
 
 
 CLIENT: Any = OneAnswer()
@@ -165,9 +167,9 @@ async def test_the_queue_is_asked_for_no_blank_line(rig: Rig) -> None:
     asked: list[str] = []
 
     class NoAnswer:
-        async def wire_get(self, request: queue_pb2.GetRequest) -> queue_pb2.GetResponse:
-            asked.append(request.idempotency_key.key)
-            raise NotFound("it was deleted")
+        async def wire_get_many(self, request: queue_pb2.GetManyRequest) -> queue_pb2.GetManyResponse:
+            asked.extend(request.keys)
+            return queue_pb2.GetManyResponse(requests=[queue_pb2.GetResponse()] * len(request.keys))
 
     lines = Output(NoAnswer(), rig.shelf).lines(batch, False, input_order=True)  # type: ignore[arg-type]
     assert [line async for line in lines] == []

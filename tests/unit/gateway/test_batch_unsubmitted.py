@@ -101,7 +101,7 @@ async def test_what_of_an_ended_batch_was_submitted_is_not_asked_again(
         asked += 1
         raise NotFound("it is unknown")
 
-    monkeypatch.setattr(rig.client, "wire_get", noted)
+    monkeypatch.setattr(rig.client, "wire_get_many", noted)
     content = await _all(Output(rig.client, rig.shelf).lines(done, True, input_order))
     assert (len(content), asked) == (LINES, 0)
 

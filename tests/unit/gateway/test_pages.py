@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from penstock.limits import PART_BYTES
 from penstock.request.v1.request_pb2 import Result
-from services.gateway.batch.looks import LOOK_AHEAD, PAGE_BYTES, looked_up
+from services.gateway.batch import looks
+from services.gateway.batch.looks import looked_up
 from services.gateway.batch.output import Output
 from services.gateway.core.batch import Counts, Status
 from services.gateway.limits import TELLING
@@ -241,43 +242,29 @@ async def test_who_waits_for_much_and_leaves_lets_others_pass() -> None:
         await other
 
 
-async def test_results_are_asked_for_by_their_lines_as_many_at_once_as_their_sizes_allow() -> None:
-    sizes_bytes = [10] * 3 + [PAGE_BYTES + 1] * 2 + [10] * 200
-    asked: list[int] = []
-    most = 0
+async def test_results_are_asked_for_by_their_lines_from_where_the_queue_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "PAGE_LINES", 10)
+    asked: list[list[int]] = []
 
-    async def look(line: int) -> Result | None:
-        nonlocal most
-        asked.append(line)
-        await asyncio.sleep(0)
-        most, asked[:] = max(most, len(asked)), []
-        return Result(worker_id="x" * sizes_bytes[line]) if line % 2 else None
+    async def look(lines: Sequence[int]) -> list[Result | None]:
+        asked.append(list(lines))
+        return [Result(worker_id="x" * 100) if line % 2 else None for line in lines[:7]]
 
-    read = looked_up(range(len(sizes_bytes)), look)
+    read = looked_up(range(20, 45), look)
     first, lines = 0, list[int]()
-    while first < len(sizes_bytes):
-        most = 0
+    while True:
         sheet = await read(first)
-        lines += [behind - 1 for behind, _ in sheet.items]
-        assert most <= (4 if first == 0 else LOOK_AHEAD)
+        lines += [19 + behind for behind, _ in sheet.items]
+        assert sheet.size_bytes == TELLING * sum(result.ByteSize() for _, result in sheet.items)
         first = sheet.behind
-    assert lines == list(range(1, len(sizes_bytes), 2))
-    assert sheet.last
+        if sheet.last:
+            break
+    assert lines == list(range(21, 45, 2))
+    assert [(some[0], len(some)) for some in asked] == [(20, 10), (27, 10), (34, 10), (41, 4)]
 
 
-async def test_a_page_of_results_by_their_lines_is_no_larger_than_a_page_and_one_result() -> None:
-    """Large ones after small ones, of which many are asked for at once."""
-    sizes_bytes = ([100] * 16 + [PAGE_BYTES // 3] * 16) * 2
+async def test_of_no_lines_nothing_is_asked() -> None:
+    async def look(_lines: Sequence[int]) -> list[Result | None]:
+        raise AssertionError("there is nothing to ask for")
 
-    async def look(line: int) -> Result | None:
-        return Result(worker_id="x" * sizes_bytes[line])
-
-    read = looked_up(range(len(sizes_bytes)), look)
-    first, lines, largest_bytes = 0, list[int](), 0
-    while first < len(sizes_bytes):
-        sheet = await read(first)
-        first = sheet.behind
-        lines += [behind - 1 for behind, _ in sheet.items]
-        largest_bytes = max(largest_bytes, sheet.size_bytes)
-    assert lines == list(range(len(sizes_bytes)))
-    assert largest_bytes <= TELLING * (PAGE_BYTES * 4 // 3 + PAGE_BYTES // 100)
+    assert await looked_up((), look)(0) == Sheet([], 0, 0, last=True)

@@ -191,15 +191,15 @@ async def test_only_lines_whose_end_the_log_does_not_have_are_looked_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = await Ended.with_dead(rig, 3)
-    real = rig.client.wire_get
+    real = rig.client.wire_get_many
     asked: list[str] = []
 
-    async def wire_get(request: queue_pb2.GetRequest) -> queue_pb2.GetResponse:
-        asked.append(request.idempotency_key.key)
+    async def wire_get_many(request: queue_pb2.GetManyRequest) -> queue_pb2.GetManyResponse:
+        asked.extend(request.keys)
         return await real(request)
 
     done, _ = await rig.records.get(ended.batch.batch_id)
-    monkeypatch.setattr(rig.client, "wire_get", wire_get)
+    monkeypatch.setattr(rig.client, "wire_get_many", wire_get_many)
     await rig.client.requeue(ended.names[1])
     assert len(await rig.error_ids(done)) == 3
     assert asked == [f"{ended.batch.batch_id}:2"]

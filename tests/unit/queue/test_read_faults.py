@@ -54,6 +54,7 @@ async def test_a_read_that_fails_has_one_code_everywhere_and_is_counted(
         calls = [
             stub.Get(queue_pb2.GetRequest(request_id=name)),
             stub.Get(queue_pb2.GetRequest(idempotency_key=key)),
+            stub.GetMany(queue_pb2.GetManyRequest(keys=["k"])),
             stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(name))),
             stub.Delete(queue_pb2.DeleteRequest(batch="b")),
             stub.ListDead(queue_pb2.ListDeadRequest()),

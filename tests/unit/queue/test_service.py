@@ -306,6 +306,8 @@ async def test_garbage_on_a_stream_ends_that_stream_only(peer: Peer, method: str
 
 BAD_CALLS = [
     ("Get", queue_pb2.GetRequest(), "key"),
+    ("GetMany", queue_pb2.GetManyRequest(), "keys"),
+    ("GetMany", queue_pb2.GetManyRequest(keys=["k", ""]), "keys"),
     ("Cancel", queue_pb2.CancelRequest(), "subject"),
     ("Cancel", queue_pb2.CancelRequest(request_ids=ids()), "request_ids.ids"),
     ("Cancel", queue_pb2.CancelRequest(batch=""), "batch"),
