@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.openai.limits import MAX_ENTRIES, MAX_PROMPTS, MAX_STOP_STRINGS, MAX_TOKEN_ID
 from penstock.openai.parts import wrong_part
-from penstock.openai.strict import Entries, Items, Strict, complaint
+from penstock.openai.strict import Entries, Items, OnlyFalse, Strict, complaint, is_same
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -166,8 +166,8 @@ class StreamOptions(Strict):
     """What a stream tells besides the answer."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: OnlyFalse | None = None
+    include_obfuscation: OnlyFalse | None = None
 
 
 class Body(Strict):
@@ -201,7 +201,7 @@ class Body(Strict):
     structured_outputs: StructuredOutputs | None = None
     priority: Int32 | None = None
     return_tokens_as_token_ids: bool | None = None
-    return_token_ids: Literal[False] | None = None
+    return_token_ids: OnlyFalse | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1, le=2**32 - 1)] | None = None
     vllm_xargs: Entries[str | int | float | Items[str | int | float]] | None = None
     stream: bool | None = None
@@ -401,7 +401,7 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
         if name in WITHOUT_EFFECT:
             continue
         if name in refused and (name not in kind.model_fields or name in STREAMING):
-            if value is None or any(value == neutral for neutral in refused[name]):
+            if value is None or any(is_same(value, neutral) for neutral in refused[name]):
                 continue
             where = "" if streams else " in batches"
             raise BodyError(f"{name}: not supported{where}", name, "unsupported_parameter")

@@ -7,9 +7,17 @@ millions of them, and only the first is ever told.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 PIECE = 100
@@ -24,6 +32,16 @@ KINDS = {
 """Fields whose values may be of several kinds: of one that is of none pydantic tells what the first of them wants."""
 
 T = TypeVar("T")
+
+
+def _is_truth(given: Any) -> Any:
+    if not isinstance(given, bool):
+        raise ValueError(f"must be a truth value (got {repr(given)[:80]})")
+    return given
+
+
+OnlyFalse: TypeAlias = Annotated[Literal[False], BeforeValidator(_is_truth)]
+"""False, and not 0, which a `Literal` takes for it."""
 
 Items: TypeAlias = Annotated[list[T], Field(fail_fast=True)]
 """A list; what comes after its first wrong item is not looked at."""
@@ -56,6 +74,11 @@ class Strict(BaseModel):
         known = {field.alias or name for name, field in cls.model_fields.items()}
         unknown = next(name for name in given if name not in known)
         return {name: value for name, value in given.items() if name in known or name == unknown}
+
+
+def is_same(value: Any, other: Any) -> bool:
+    """Whether two values of JSON are equal and of one kind: to Python 0 is false, and 1 is true and 1.0."""
+    return type(value) is type(other) and bool(value == other)
 
 
 def complaint(problem: ErrorDetails) -> str:
