@@ -1,4 +1,7 @@
-"""The `penstock` command's first lines: nearly nothing is imported before them, so Ctrl-C is quiet from then on."""
+"""The `penstock` command's first lines: nearly nothing is imported before them, and from then on an interrupt is quiet.
+
+Ctrl-C, SIGTERM and the end of the terminal are interrupts, unless who starts the command has it ignore them (nohup).
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,26 @@ def main() -> None:
     try:
         import signal
 
-        usual = signal.getsignal(signal.SIGINT)
-        waits = usual is signal.default_int_handler  # who starts it with SIGINT ignored, as behind nohup, means that
-        if waits:
-            # An exception would be what some import makes of it: another exception, or a line on stderr and no end.
-            signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EX_INTERRUPTED))
+        usual = {signal.SIG_DFL, signal.default_int_handler}
+        interrupts = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) in usual]
+
+        def end_at_once(status: object) -> None:
+            """Have an interrupt end the process as it is, which holds nothing then."""
+            number = status if isinstance(status, int) else 0 if status is None else 1
+            for one in interrupts:
+                signal.signal(one, lambda _number, _frame: os._exit(number))
+
+        # An exception would be what some import makes of it: another exception, or a line on stderr and no end.
+        end_at_once(EX_INTERRUPTED)
         from penstock.cli.main import main as command
 
-        if waits:
-            signal.signal(signal.SIGINT, usual)
-        command()
+        for one in interrupts:
+            signal.signal(one, signal.default_int_handler)
+        try:
+            command()
+        except SystemExit as ended:
+            # All is done and said: what ends now are the interpreter and its threads.
+            end_at_once(ended.code)
+            raise
     except KeyboardInterrupt:
         sys.exit(EX_INTERRUPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,12 +21,23 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
     needs to close what it holds; a later one cancels that too, for a work that
     has a faster way to end. SIGHUP does the first and never the second: when a
     terminal is closed, shell and kernel may both send it. Who ignores it
-    (nohup) goes on ignoring it.
+    (nohup) goes on ignoring it. Afterwards they do what they did before.
     """
-    return asyncio.run(_run(work))
+    early: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                # An exception would leave half an event loop, which complains.
+                signal.signal(number, lambda number, _frame: early.append(number))
+        return asyncio.run(_run(work, early))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-async def _run(work: Coroutine[Any, Any, T]) -> T:
+async def _run(work: Coroutine[Any, Any, T], early: Sequence[int]) -> T:
+    """Do the work, of which an interrupt may have come `early`."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     interrupted = False
@@ -44,6 +55,8 @@ async def _run(work: Coroutine[Any, Any, T]) -> T:
         loop.add_signal_handler(number, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+    if early:
+        interrupt()
     try:
         return await task
     except asyncio.CancelledError:

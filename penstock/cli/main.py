@@ -118,7 +118,3 @@ def _status_of(work: Callable[[], Any]) -> Any:
         tell(f"penstock: cannot write the output: {error.strerror}", sys.stderr)
         return EX_CANNOT_WRITE
     return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -96,7 +96,7 @@ async def test_a_drained_worker_finishes_and_stays_drained_over_a_new_scheduler(
     table = penstock("status", "--once", "--queue", fleet.queue.address, *scheduler)
     assert "drained" in table.stdout
     submitting = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock.cli.main", "submit", "p", "--wait", "--max-tokens", "4", "--queue",
+        sys.executable, "-m", "penstock", "submit", "p", "--wait", "--max-tokens", "4", "--queue",
         fleet.queue.address, *scheduler, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": python_path()},
     )  # fmt: skip

@@ -23,7 +23,7 @@ LINES = 120
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     """Start the `penstock` command in the background."""
     return subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        [sys.executable, "-m", "penstock", *arguments],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": python_path()}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 

@@ -165,7 +165,7 @@ def penstock(
 ) -> subprocess.CompletedProcess[str]:
     """Run the `penstock` command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        [sys.executable, "-m", "penstock", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": python_path(), **(environment or {})},
         capture_output=True,
