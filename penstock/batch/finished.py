@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Iterator
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.batch.journal import Journal
 from penstock.batch.reader import Ask, InputFile, asks
+from penstock.batch.runner import key_of
 from penstock.client import Client
 from penstock.errors import InvalidRequest, NotFound, PermissionDenied
 from penstock.queue.v1 import queue_pb2 as pb
@@ -33,8 +35,14 @@ BEGINNING_BYTES = 256
 
 WITHOUT_REQUEST = re.compile(r"(rb-[0-9a-f]{16}(?:-[0-9a-f]{16})?)-\d+")
 
+ASKED_AT_ONCE = 32
+"""Requests that the queue is asked for: it looks one up in a fraction of a millisecond."""
+
 BREATHE_EVERY = 64
 """Lines looked at before other tasks get a turn: parsing a line takes about 0.1 ms."""
+
+Absent: TypeAlias = Callable[[Sequence[int]], Awaitable[int]]
+"""Returns of how many of these lines the queue has no request."""
 
 
 class UnknownLinesError(Exception):
@@ -84,29 +92,55 @@ class Finished:
                 yield found[1].decode()
 
 
-async def have_what_it_had(journal: Journal, source: InputFile, output: Finished | None, under_way: int) -> None:
+async def have_what_it_had(
+    journal: Journal,
+    source: InputFile,
+    output: Finished | None,
+    absent: Absent,
+    passed: Callable[[int], None],
+    under_way: int,
+) -> None:
     """Have the journal note the good answers that neither it nor the queue has, from the `output` of the run.
 
-    Raises UnknownLinesError if there are lines without an answer that nothing is known of: not that they were wrong or
-    failed, as the output says, None if it is not there or another run's; nor that they are some of the requests which
-    are `under_way`.
+    Calls `passed` with how many lines it has looked at. Raises UnknownLinesError if there are lines without an answer
+    that nothing is known of: not that they were wrong or failed, as the output says, None if it is not there or another
+    run's; nor that they are some of the requests which are `under_way`.
     """
     if journal.answered == len(source):
         return
-    unknown = 0
+    unknown = array("q")
     had = chain(output.lines() if output else (), repeat(b""))
-    for count, (item, data) in enumerate(zip(asks(source, iter(source.lines)), had, strict=False)):
+    for count, (item, data) in enumerate(zip(asks(source, journal.is_answered), had, strict=False)):
         if count % BREATHE_EVERY == 0:
             await asyncio.sleep(0)
-        if journal.is_answered(item.line) or not isinstance(item, Ask):
+        passed(count + 1)
+        if not isinstance(item, Ask):
             continue
         answer = _answer_in(data, item.custom_id)
         if answer is None:
-            unknown += 1
+            unknown.append(item.line)
         elif answer["error"] is None:
             journal.add(item.line, 0, answer)
-    if unknown > under_way:
-        raise UnknownLinesError(unknown)
+    # Of those under way some may be retries, of lines whose errors are known.
+    lines = len(unknown) if len(unknown) > under_way else await absent(unknown)
+    if lines:
+        raise UnknownLinesError(lines)
+
+
+async def without_request(client: Client, batch: str, lines: Sequence[int]) -> int:
+    """Return of how many of these lines the queue has no first request, waiting or ended. Raises client errors."""
+    left, absent = iter(lines), 0
+
+    async def ask() -> None:
+        nonlocal absent
+        for line in left:
+            try:
+                await client.wire_get(pb.GetRequest(idempotency_key=pb.IdempotencyKey(key=key_of(batch, line))))
+            except NotFound:
+                absent += 1
+
+    await asyncio.gather(*(ask() for _ in range(min(ASKED_AT_ONCE, len(lines)))))
+    return absent
 
 
 def _answer_in(data: bytes, custom_id: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ import re
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,6 +55,14 @@ class Ask:
     body: ChatBody | CompletionBody
     not_read: tuple[str, ...] = ()
     """Names of the fields that it has beside those of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A line that is over: of it no more is read than what others need, for none of them may have its custom_id."""
+
+    line: int
+    not_read: tuple[str, ...] = ()
 
 
 class LineError(ValueError):
@@ -115,6 +123,23 @@ class InputFile:
 
         Raises LineError, or InputReadError.
         """
+        return parse_line(self._data(line), line, may_have_more=True)
+
+    def passed(self, line: int, seen: CustomIds) -> Passed:
+        """Return line number `line`, whose body is not looked at, and note the custom_id that its answer has.
+
+        Raises InputReadError.
+        """
+        try:
+            record = _record(self._data(line), line)
+        except LineError:
+            return Passed(line)
+        if custom_id := _custom_id_in(record):
+            seen.claim(custom_id, line)
+        return Passed(line, _not_read(record))
+
+    def _data(self, line: int) -> bytes:
+        """Return what line number `line` says. Raises LineError, or InputReadError."""
         at = self.position(line)
         if at is None:
             raise LineError(line, "missing_line", f"line {line} is not in the file")
@@ -130,7 +155,7 @@ class InputFile:
             raise InputReadError(
                 f"line {line} of {self._path} has changed since the run began; as it was, {AGAIN} goes on"
             )
-        return parse_line(data, line, may_have_more=True)
+        return data
 
     def close(self) -> None:
         """Close the file."""
@@ -225,7 +250,7 @@ def parse_line(data: bytes, line: int, may_have_more: bool = False) -> Ask:
     if not custom_id.isprintable() and not _encodable(custom_id):
         raise LineError(line, "invalid_field", f"custom_id: {UNSPEAKABLE}", "custom_id")
     _check_speakable(data, record, line)
-    not_read = tuple(name for name in record if name not in LINE_FIELDS)
+    not_read = _not_read(record)
     if not_read and not may_have_more:
         _refuse(line, record, not_read[0], f"there is no such field; a line has {', '.join(LINE_FIELDS)}")
     if record.get("method") != "POST":
@@ -244,8 +269,16 @@ def parse_line(data: bytes, line: int, may_have_more: bool = False) -> Ask:
 
 def custom_id_of(data: bytes, line: int) -> str:
     """Return the custom_id of a line, empty if none can be told. Raises LineError if it is no JSON object."""
-    given = _record(data, line).get("custom_id")
+    return _custom_id_in(_record(data, line))
+
+
+def _custom_id_in(record: dict[str, Any]) -> str:
+    given = record.get("custom_id")
     return given if isinstance(given, str) and _encodable(given) else ""
+
+
+def _not_read(record: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in record if name not in LINE_FIELDS)
 
 
 def _record(data: bytes, line: int) -> dict[str, Any]:
@@ -298,10 +331,16 @@ def _refuse(line: int, record: dict[str, Any], field: str, problem: str) -> NoRe
     raise LineError(line, code, f"{field}: {problem}", field, custom_id)
 
 
-def asks(source: InputFile, wanted: Iterator[int]) -> Iterator[Ask | LineError]:
-    """Yield every line of `wanted` (ascending, all lines up to the last must be covered), checked against repeats."""
+def asks(source: InputFile, is_over: Callable[[int], bool] = lambda _line: False) -> Iterator[Ask | Passed | LineError]:
+    """Yield every line of a file, checked against repeats; of one that `is_over` no more is read than that takes.
+
+    Raises InputReadError.
+    """
     seen = CustomIds()
-    for line in wanted:
+    for line in source.lines:
+        if is_over(line):
+            yield source.passed(line, seen)
+            continue
         try:
             ask = source.ask(line)
             seen.check(ask.custom_id, line)

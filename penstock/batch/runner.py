@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 
 from penstock.batch.answers import answer, error_line
 from penstock.batch.journal import Journal
-from penstock.batch.reader import AGAIN, Ask, InputFile, LineError, asks
+from penstock.batch.reader import AGAIN, Ask, InputFile, LineError, Passed, asks
 from penstock.batch.summary import Tally
 from penstock.client import Client
 from penstock.errors import InvalidRequest, NotFound, ServiceError, refusal_of
@@ -51,6 +51,9 @@ class Observer(Protocol):
 
     def waits(self, why: str) -> None:
         """The queue takes no more lines now; called again and again while that lasts."""
+
+    def passed(self, lines: int) -> None:
+        """Of the file so many `lines` were looked at again; called for every line that has its answer already."""
 
 
 Complete: TypeAlias = Callable[[int], Awaitable[None]]
@@ -103,6 +106,11 @@ def fresh_name(key: str) -> str:
 def is_run_of(batch: str, key: str) -> bool:
     """Whether a batch answers what the batch with the name `key` answers: it is that one, or was begun afresh."""
     return batch == key or batch.startswith(f"{key}-")
+
+
+def key_of(batch: str, line: int) -> str:
+    """Return the idempotency key of the first request of a line; each retry adds the one that failed."""
+    return f"{batch}:{line}"
 
 
 def _name(output: str, source: InputFile, model: str) -> str:
@@ -258,14 +266,14 @@ class BatchRun:
         Lines for models that nobody serves come last: a worker may come while the others are read.
         """
         put_aside, models = array("q"), set[str]()
-        for count, item in enumerate(asks(self._source, iter(self._source.lines))):
+        for count, item in enumerate(asks(self._source, self._journal.is_answered)):
             if count % BREATHE_EVERY == 0:
                 await asyncio.sleep(0)
-            if isinstance(item, Ask) and item.not_read:
+            if not isinstance(item, LineError) and item.not_read:
                 self._observer.not_read(item.not_read, item.line)
-            if self._journal.is_answered(item.line):
-                continue
-            if isinstance(item, Ask) and not self._serves(model := self._model_of(item)):
+            if isinstance(item, Passed) or self._journal.is_answered(item.line):
+                self._observer.passed(count + 1)
+            elif isinstance(item, Ask) and not self._serves(model := self._model_of(item)):
                 put_aside.append(item.line)
                 models.add(model)
             elif (request := self._request_or_note(item)) is not None:
@@ -320,7 +328,7 @@ class BatchRun:
         request.model = model
         request.batch = self._plan.batch
         request.channel = self._plan.channel
-        request.idempotency_key = f"{self._plan.batch}:{ask.line}"
+        request.idempotency_key = key_of(self._plan.batch, ask.line)
         if self._plan.retry_failed and ask.line in self._failed:
             request.idempotency_key += f":{self._failed[ask.line]}"
         request.client_reference = str(ask.line)

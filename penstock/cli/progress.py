@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from threading import Timer
 from types import TracebackType
 from typing import Self
 
@@ -41,6 +42,23 @@ class Rate:
         since_s, requests_then, tokens_then = self._older
         elapsed_s = max(now_s - since_s, 1e-3)
         return (requests - requests_then) / elapsed_s, (tokens - tokens_then) / elapsed_s
+
+
+def to_stderr(text: str) -> None:
+    """Print a line."""
+    tell(text, sys.stderr)
+
+
+@contextmanager
+def said_if_long(text: str, say: Callable[[str], None] = to_stderr) -> Iterator[None]:
+    """Say `text` once the work within has taken as long as there may be between two lines of a log."""
+    timer = Timer(PLAIN_EVERY_S, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Progress:
@@ -114,6 +132,13 @@ class Progress:
                 fields = ", ".join(LINE_FIELDS)
                 self.say(f"{name[:80]!r} is not read, first in line {line}: the fields of a line are {fields}")
 
+    def passed(self, lines: int) -> None:
+        """Say now and then of how many lines it has been seen that nothing is to be asked of them."""
+        now_s = time.monotonic()
+        if now_s - self._said_s >= PLAIN_EVERY_S:
+            self._said_s = now_s
+            self.say(f"{lines} of {self._lines} lines looked at again, for what is still to be asked")
+
     def waits(self, why: str) -> None:
         """Say once that the queue takes no more lines for now."""
         if not self._waited:
@@ -126,7 +151,7 @@ class Progress:
             with suppress(OSError):
                 self._bar.console.print(text, markup=False)
         else:
-            tell(text, sys.stderr)
+            to_stderr(text)
 
     def close(self) -> None:
         """Take the bar away; a second call does nothing."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
-from penstock.batch.finished import Finished, UnknownLinesError, have_what_it_had
+from penstock.batch.finished import Finished, UnknownLinesError, have_what_it_had, without_request
 from penstock.batch.journal import (
     Header,
     Journal,
@@ -47,7 +47,7 @@ from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.config import ConfigOption, take_config
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
-from penstock.cli.progress import Progress
+from penstock.cli.progress import Progress, said_if_long
 from penstock.cli.stack import Stack, StackPlan, running_stack
 from penstock.cli.up import DEFAULT_DATA_DIR, flags_for_the_engine
 from penstock.cli.vain import Say
@@ -137,7 +137,8 @@ def run_batch(
     options = Options(target, queue, scheduler, channel, model, fresh, retry_failed, wait_s, summary_json, stack)
     refuse_lost_files(input_file, target, summary_json)
     try:
-        source = InputFile(input_file)
+        with said_if_long(f"reading {input_file}, for where its lines are"):
+            source = InputFile(input_file)
     except OSError as error:
         raise CommandError(f"cannot read {input_file}: {error.strerror}", EX_NO_INPUT) from None
     try:
@@ -158,7 +159,8 @@ def _refuse_what_is_not_utf_8(options: Mapping[str, str]) -> None:
 def _with_journal(options: Options, source: InputFile) -> None:
     path = journal_path(options.target)
     try:
-        journal = Journal(path, source, options.fresh, options.target)
+        with said_if_long(f"reading {path}, for the answers that there are"):
+            journal = Journal(path, source, options.fresh, options.target)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}", EX_CANNOT_WRITE) from None
     except JournalError as error:
@@ -217,8 +219,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         again = partial(look_again, peers, served, progress.say)
         plan = Plan(header.batch, channel, model, served.names, options.retry_failed, again)
         if journal.of_answered:
-            complete = partial(have_what_it_had, journal, source, output if header.batch == ended else None)
-            plan = replace(plan, complete=complete)
+            had, absent = output if header.batch == ended else None, partial(without_request, client, header.batch)
+            plan = replace(plan, complete=partial(have_what_it_had, journal, source, had, absent, progress.passed))
         before, started = await fleet_totals(peers), time.monotonic()
         run = BatchRun(client, source, journal, plan, progress)
         progress.begin(journal.answered)
@@ -236,7 +238,8 @@ async def _run(options: Options, source: InputFile, journal: Journal) -> None:
         elapsed_s = time.monotonic() - started
         if run.late:
             tell_what_is_late(run.late, header.batch, options.queue_later, _again(options), progress.say)
-        await _write(journal, source, options.target)
+        with said_if_long(f"writing {options.target}", progress.say):
+            await _write(journal, source, options.target)
         progress.close()
         after = before and await totals_at_the_end(peers, before, run.tally.granted_here)
         grown = after.since(before, run.tally.granted_here) if before and after else None
@@ -251,7 +254,8 @@ def _keys(options: Options, source: InputFile) -> tuple[str, str]:
 
 async def _ended(options: Options, source: InputFile, output: Finished, client: Client) -> str:
     """Return the batch whose answers the output has, empty if that is none of this command's, or not known."""
-    batch = await output.batch(client)
+    with said_if_long(f"reading {options.target}, for which run wrote it"):
+        batch = await output.batch(client)
     return batch if any(is_run_of(batch, key) for key in _keys(options, source)) else ""
 
 

@@ -76,7 +76,7 @@ def test_files(tmp_path: Path, parts: list[bytes]) -> None:
         return
     source = InputFile(path)
     try:
-        found = list(asks(source, iter(source.lines)))
+        found = list(asks(source))
     finally:
         source.close()
     lines_given = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")

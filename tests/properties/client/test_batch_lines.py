@@ -77,7 +77,7 @@ def test_the_index_finds_the_lines_that_splitting_finds(
         source = InputFile(path)
     expected = [number for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     assert list(source.lines) == expected
-    assert [item.line for item in asks(source, iter(source.lines))] == expected
+    assert [item.line for item in asks(source)] == expected
     source.close()
 
 

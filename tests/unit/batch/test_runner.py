@@ -28,6 +28,7 @@ class Count:
 
     def __init__(self, enough: int = 10**9) -> None:
         self.answered = 0
+        self.passed_lines = 0
         self.enough = enough
         self.reached = asyncio.Event()
 
@@ -38,6 +39,9 @@ class Count:
 
     def not_read(self, names: Sequence[str], line: int) -> None:
         raise AssertionError(names)
+
+    def passed(self, lines: int) -> None:
+        self.passed_lines = lines
 
     def waits(self, why: str) -> None:
         raise AssertionError(why)

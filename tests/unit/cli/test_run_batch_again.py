@@ -29,15 +29,19 @@ async def shell() -> AsyncIterator[Shell]:
 
 async def killed_retry(shell: Shell, command: Sequence[str], requests: int) -> None:
     """Run the command with `--retry-failed`, and kill it once the queue, which answers none, has so many requests."""
+    await killed(shell, [*command, "--retry-failed"], requests)
+
+
+async def killed(shell: Shell, command: Sequence[str], requests: int) -> None:
+    """Run the command, and kill it once the queue, which answers none, has so many requests."""
     shell.queue.paused = True
-    retry = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", *command, "--retry-failed", "--queue", shell.address,
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "penstock", *command, "--queue", shell.address, stderr=asyncio.subprocess.DEVNULL
+    )
     async with shell.queue.changed:
         await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == requests)
-    retry.kill()
-    await retry.wait()
+    run.kill()
+    await run.wait()
 
 
 async def test_what_was_answered_earlier_with_an_error_is_counted_and_run_again_when_asked(

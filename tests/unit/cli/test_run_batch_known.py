@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.support.batch_lines import completion
 from tests.support.fake_queue import FakeQueue, completed, serving
 from tests.support.shell import Shell
 from tests.unit.cli.test_run_batch import NO_SCHEDULER, lines_in
-from tests.unit.cli.test_run_batch_again import killed_retry
+from tests.unit.cli.test_run_batch_again import killed, killed_retry
 
 
 @pytest.fixture
@@ -167,3 +168,34 @@ async def test_an_output_of_another_input_is_not_gone_on_with(shell: Shell, tmp_
     assert (ran.status, len(shell.queue.requests)) == (2, 40)
     assert (await shell.run(*command)).status == 0
     assert len(shell.queue.requests) == 79
+
+
+async def test_retries_under_way_are_not_taken_for_lines_of_which_nothing_is_known(
+    shell: Shell, tmp_path: Path
+) -> None:
+    command = command_in(tmp_path)
+    assert (await shell.run(*command)).status == 0
+    await killed_retry(shell, command, 41)
+    for path in ("out", "out.partial"):
+        (tmp_path / path).unlink()
+    shell.queue.paused = False
+    forget(shell.queue, {str(line) for line in range(1, 41)} - {"30"})
+    ran = await shell.run(*command, "--retry-failed")
+    assert (ran.status, "of 1 of 40 lines it is not known" in ran.err) == (2, True)
+    assert len(shell.queue.requests) == 41
+
+
+async def test_lines_under_way_are_known_where_the_journal_is_gone(shell: Shell, tmp_path: Path) -> None:
+    command = command_in(tmp_path)
+    await killed(shell, command, 40)
+    (tmp_path / "out.partial").unlink()
+    for request in shell.queue.requests[:30]:
+        await shell.queue.finish(request)
+    retry = asyncio.create_task(shell.run(*command, "--retry-failed"))
+    async with shell.queue.changed:
+        await shell.queue.changed.wait_for(lambda: len(shell.queue.requests) == 41)
+    shell.queue.answer = completed
+    await shell.queue.finish_all()
+    assert (await retry).status == 0
+    assert [line["error"] for line in answers(tmp_path)] == [None] * 40
+    assert len(shell.queue.requests) == 41
