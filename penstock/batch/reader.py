@@ -31,8 +31,17 @@ CHUNK_BYTES = 1024 * 1024
 MARK = b"\xef\xbb\xbf"
 """UTF-8's byte order mark, with which Windows begins a file; it is no part of the first line."""
 
-COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "Zstandard", b"\xfd7zXZ\x00": "xz"}
+COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
 """How a file begins that holds no lines yet, each of which would have an answer that says that it is no UTF-8."""
+
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a file begins that Windows' PowerShell has written: likewise none of its lines is UTF-8."""
 
 MOST_BEGINNING = max(map(len, COMPRESSED))
 
@@ -96,8 +105,11 @@ class InputFile:
         try:
             if not self._file.seekable():
                 raise OSError(errno.ESPIPE, "it can be read only once; write what it has to a file first")
-            if how := compression(self._file.peek(MOST_BEGINNING)):
+            beginning = self._file.peek(MOST_BEGINNING)
+            if how := compression(beginning):
                 raise OSError(errno.EINVAL, f"it is compressed ({how}); unpack it and give the command what is in it")
+            if beginning.startswith(UTF_16):
+                raise OSError(errno.EINVAL, "it is UTF-16; write it as UTF-8")
             self._index(digest)
         except BaseException:
             self._file.close()

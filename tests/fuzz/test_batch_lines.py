@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.batch.reader import COMPRESSED, Ask, InputFile, LineError, asks, parse_line
+from penstock.batch.reader import COMPRESSED, UTF_16, Ask, InputFile, LineError, asks, parse_line
 from penstock.errors import InvalidRequest
 from penstock.openai.convert import to_request
 from tests.support.arbitrary import fuzzed
@@ -66,12 +66,13 @@ def test_lines_with_wrong_values(data: bytes, line: int) -> None:
 @settings(fuzzed, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=20) | lines() | st.sampled_from([b"", b" ", b"\r", b"\xef\xbb\xbf"]), max_size=6))
 @example([bytes([0x1F, 0x8B])])
+@example([bytes([0xFF, 0xFE])])
 def test_files(tmp_path: Path, parts: list[bytes]) -> None:
     path = tmp_path / "in.jsonl"
     data = b"\n".join(parts)
     path.write_bytes(data)
-    if data.startswith(tuple(COMPRESSED)):
-        with pytest.raises(OSError, match="it is compressed"):
+    if data.startswith((*COMPRESSED, *UTF_16)):
+        with pytest.raises(OSError, match=r"it is (compressed|UTF-16)"):
             InputFile(path)
         return
     source = InputFile(path)

@@ -192,8 +192,18 @@ def test_a_line_is_taken_or_refused_however_deep_it_is(field: str) -> None:
     assert {code == "invalid_json_line" for code, _ in outcomes} == {True, False}
 
 
-@pytest.mark.parametrize(("begins", "name"), [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "Zstandard")])
+@pytest.mark.parametrize(
+    ("begins", "name"),
+    [(b"\x1f\x8b\x08", "gzip"), (b"\x28\xb5\x2f\xfd", "Zstandard"), (b"BZh91AY", "bzip2"), (b"PK\x03\x04", "zip")],
+)
 def test_a_compressed_file_is_refused_as_a_whole(tmp_path: Path, begins: bytes, name: str) -> None:
     (tmp_path / "in").write_bytes(begins + b"\n" * 99)
     with pytest.raises(OSError, match=f"it is compressed \\({name}\\)"):
+        InputFile(tmp_path / "in")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_refused_as_a_whole(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "in").write_bytes("\ufeff{}\r\n".encode(encoding))
+    with pytest.raises(OSError, match="it is UTF-16; write it as UTF-8"):
         InputFile(tmp_path / "in")
