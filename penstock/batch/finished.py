@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -32,6 +32,10 @@ NAME = re.compile(rb'\s*\{\s*"id"\s*:\s*"vllm-([\w-]{1,128})"')
 
 BEGINNING_BYTES = 256
 """So much of a line is read for that."""
+
+MOST_OF_A_LINE_BYTES = 64 * 1024 * 1024
+"""Of a longer line the end is taken for another, for it may be none: what is at the place of an output may be any file.
+An answer is that of a request of at most 16 MiB, mostly much shorter."""
 
 WITHOUT_REQUEST = re.compile(r"(rb-[0-9a-f]{16}(?:-[0-9a-f]{16})?)-\d+")
 
@@ -63,7 +67,13 @@ class Finished:
 
     async def batch(self, client: Client) -> str:
         """Return the batch whose answers it has, empty if neither it nor the queue can tell. Raises client errors."""
-        for name in dict.fromkeys(self._names()):
+        asked = set[str]()
+        for count, name in enumerate(self._names()):
+            if count % BREATHE_EVERY == 0:
+                await asyncio.sleep(0)
+            if not name or name in asked:
+                continue
+            asked.add(name)
             if found := WITHOUT_REQUEST.fullmatch(name):
                 return found[1]
             with suppress(NotFound, InvalidRequest, PermissionDenied):
@@ -78,18 +88,24 @@ class Finished:
             yield from file
 
     def _names(self) -> Iterator[str]:
+        """Yield names that tell, and an empty one for each line that tells none."""
         with suppress(OSError), self._path.open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
+            found = 0
             for look in range(LOOKS):
                 file.seek(size_bytes * look // LOOKS)
                 if look:
-                    file.readline()
-                if found := NAME.match(file.readline(BEGINNING_BYTES)):
-                    yield found[1].decode()
+                    file.readline(MOST_OF_A_LINE_BYTES)
+                name = _name_in(file.readline(BEGINNING_BYTES))
+                found += bool(name)
+                yield name
             file.seek(0)
-            errors = (line for line in file if not line.rstrip().endswith(GOOD_ENDING))
-            for found in islice(filter(None, map(NAME.match, errors)), LOOKS):
-                yield found[1].decode()
+            errors = 0
+            # A file that has no such line there is no output, and may be of any size.
+            while found and errors < LOOKS and (line := file.readline(MOST_OF_A_LINE_BYTES)):
+                name = "" if line.rstrip().endswith(GOOD_ENDING) else _name_in(line)
+                errors += bool(name)
+                yield name
 
 
 async def have_what_it_had(
@@ -141,6 +157,11 @@ async def without_request(client: Client, batch: str, lines: Sequence[int]) -> i
 
     await asyncio.gather(*(ask() for _ in range(min(ASKED_AT_ONCE, len(lines)))))
     return absent
+
+
+def _name_in(line: bytes) -> str:
+    found = NAME.match(line)
+    return found[1].decode() if found else ""
 
 
 def _answer_in(data: bytes, custom_id: str) -> dict[str, Any] | None:

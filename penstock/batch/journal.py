@@ -170,7 +170,7 @@ class Journal:
     @property
     def errors(self) -> int:
         """How many lines have an answer that is an error."""
-        return sum(self._errors)
+        return self._errors.count(True)
 
     def take_errors_back(self) -> None:
         """Count the lines whose answers are errors as not answered.
