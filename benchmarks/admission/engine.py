@@ -90,6 +90,7 @@ class Engine:
             1 - batch.blocks_free / batch.blocks_total,
             self._prefill_ns,
             self._prefill_tokens,
+            batch.blocks_shared,
         )
         leaving = sum(self._blocks_of(sequence) for sequence in result.ended)
         self._held_blocks = min(batch.blocks_total - batch.blocks_free + leaving, batch.blocks_total)

@@ -194,6 +194,7 @@ def _cause(number: int) -> m.ReleaseCause:
 
 def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineReport:
     _check_most("engine_report.blocks_free", report.blocks_free, MAX_BLOCKS)
+    _check_most("engine_report.blocks_shared", report.blocks_shared, MAX_BLOCKS)
     usage, usage_ns = report.kv_cache_usage, report.kv_cache_usage_ns
     _check_finite("engine_report.kv_cache_usage", usage)
     _check_finite("engine_report.kv_cache_usage_ns", usage_ns)
@@ -210,6 +211,7 @@ def _engine_report(report: scheduler_pb2.EngineReport, stream: int) -> m.EngineR
         busy_ns=report.busy_ns,
         prefill_ns=report.prefill_ns,
         prefill_tokens=report.prefill_tokens,
+        blocks_shared=report.blocks_shared,
     )
 
 
@@ -421,6 +423,7 @@ def _report(report: m.EngineReport) -> scheduler_pb2.EngineReport:
         busy_ns=report.busy_ns,
         prefill_ns=report.prefill_ns,
         prefill_tokens=report.prefill_tokens,
+        blocks_shared=report.blocks_shared,
     )
 
 

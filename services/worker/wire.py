@@ -173,6 +173,7 @@ def engine_report(report: m.SendReport) -> s.WorkerToScheduler:
             busy_ns=report.busy_ns,
             prefill_ns=report.prefill_ns,
             prefill_tokens=report.prefill_tokens,
+            blocks_shared=report.blocks_shared,
         )
     )
 

@@ -447,6 +447,7 @@ class EngineReport(_message.Message):
     BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFILL_NS_FIELD_NUMBER: _builtins.int
     PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    BLOCKS_SHARED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """Epoch of the stream."""
     blocks_free: _builtins.int
@@ -469,6 +470,10 @@ class EngineReport(_message.Message):
     """Time that requests spent in prefill since the worker started, summed over them, in nanoseconds."""
     prefill_tokens: _builtins.int
     """Prompt tokens that were computed in that time; those found in the prefix cache are not among them."""
+    blocks_shared: _builtins.int
+    """By how much the blocks of all running requests, each counted on its own, exceed those that are taken: what several
+    hold together, by the prefix cache. An engine that cannot tell says less.
+    """
     def __init__(
         self,
         *,
@@ -483,10 +488,11 @@ class EngineReport(_message.Message):
         busy_ns: _builtins.int = ...,
         prefill_ns: _builtins.int = ...,
         prefill_tokens: _builtins.int = ...,
+        blocks_shared: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free", "busy_ns", b"busy_ns", "epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "kv_cache_usage_ns", b"kv_cache_usage_ns", "preemptions", b"preemptions", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "running", b"running", "step_ns", b"step_ns", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free", "blocks_free", b"blocks_free", "blocks_shared", b"blocks_shared", "busy_ns", b"busy_ns", "epoch", b"epoch", "kv_cache_usage", b"kv_cache_usage", "kv_cache_usage_ns", b"kv_cache_usage_ns", "preemptions", b"preemptions", "prefill_ns", b"prefill_ns", "prefill_tokens", b"prefill_tokens", "running", b"running", "step_ns", b"step_ns", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__blocks_free: _TypeAlias = _typing.Literal["blocks_free"]  # noqa: Y015
     _WhichOneofArgType__blocks_free: _TypeAlias = _typing.Literal["_blocks_free", b"_blocks_free"]  # noqa: Y015

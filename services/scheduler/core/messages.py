@@ -177,7 +177,8 @@ class EngineReport(Value):
     """What the engine says of itself; `blocks_free` is None while unknown.
 
     `preemptions`, the integral `kv_cache_usage_ns`, `busy_ns` (time with a running request), `prefill_ns` (time in
-    prefill, summed over requests) and `prefill_tokens` (computed in it) count from the worker's start.
+    prefill, summed over requests) and `prefill_tokens` (computed in it) count from the worker's start. `blocks_shared`
+    are those that running requests hold together, counted for each of them but the first.
     """
 
     def __init__(
@@ -194,11 +195,12 @@ class EngineReport(Value):
         busy_ns: int = 0,
         prefill_ns: int = 0,
         prefill_tokens: int = 0,
+        blocks_shared: int = 0,
     ) -> None:
         self.stream, self.epoch, self.blocks_free, self.running = stream, epoch, blocks_free, running
         self.waiting, self.preemptions, self.step_ns = waiting, preemptions, step_ns
         self.kv_cache_usage, self.kv_cache_usage_ns, self.busy_ns = kv_cache_usage, kv_cache_usage_ns, busy_ns
-        self.prefill_ns, self.prefill_tokens = prefill_ns, prefill_tokens
+        self.prefill_ns, self.prefill_tokens, self.blocks_shared = prefill_ns, prefill_tokens, blocks_shared
 
 
 # ---- inputs: from the queue ----

@@ -21,7 +21,7 @@ class EngineView:
         self._since_ns: int | None = None
         self._usage_ns = 0.0
         self._busy_ns = 0
-        self._told: tuple[int | None, int, int, int] | None = None
+        self._told: tuple[int | None, int, int, int, int] | None = None
         self._told_ns = 0
 
     @property
@@ -79,12 +79,13 @@ class EngineView:
             busy_ns=self._busy_ns,
             prefill_ns=stats.prefill_ns,
             prefill_tokens=stats.prefill_tokens,
+            blocks_shared=stats.blocks_shared,
         )
 
-    def _picture(self) -> tuple[int | None, int, int, int]:
+    def _picture(self) -> tuple[int | None, int, int, int, int]:
         stats = self._stats
         free = None if self._freed_since else stats.blocks_free
-        return free, stats.running, stats.waiting, stats.preemptions
+        return free, stats.running, stats.waiting, stats.preemptions, stats.blocks_shared
 
     def _integrate(self, now_ns: int) -> None:
         if self._since_ns is not None:

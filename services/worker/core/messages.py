@@ -293,11 +293,12 @@ class SendReport(Value):
         busy_ns: int,
         prefill_ns: int = 0,
         prefill_tokens: int = 0,
+        blocks_shared: int = 0,
     ) -> None:
         self.epoch, self.blocks_free, self.running, self.waiting = epoch, blocks_free, running, waiting
         self.preemptions, self.step_ns, self.kv_cache_usage = preemptions, step_ns, kv_cache_usage
         self.kv_cache_usage_ns, self.busy_ns, self.prefill_ns = kv_cache_usage_ns, busy_ns, prefill_ns
-        self.prefill_tokens = prefill_tokens
+        self.prefill_tokens, self.blocks_shared = prefill_tokens, blocks_shared
 
 
 class SendLeaving(NamedTuple):

@@ -95,7 +95,8 @@ class EngineReported(Value):
     """What the engine said of itself after a step; `blocks_free` in blocks, `kv_cache_usage` 0 to 1.
 
     `preemptions`, `prefill_ns` (time in prefill, summed over requests) and `prefill_tokens` (prompt tokens computed in
-    it) count from the start.
+    it) count from the start. `blocks_shared` is by how much the blocks of all that run, each counted on its own, exceed
+    those that are taken: what several hold together. An engine that cannot tell says less, and never more.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class EngineReported(Value):
         kv_cache_usage: float,
         prefill_ns: int = 0,
         prefill_tokens: int = 0,
+        blocks_shared: int = 0,
     ) -> None:
         self.blocks_free, self.running, self.waiting, self.preemptions = blocks_free, running, waiting, preemptions
         self.step_ns, self.kv_cache_usage, self.prefill_ns = step_ns, kv_cache_usage, prefill_ns
-        self.prefill_tokens = prefill_tokens
+        self.prefill_tokens, self.blocks_shared = prefill_tokens, blocks_shared

@@ -107,6 +107,11 @@ class Batch:
         return self._pool.free
 
     @property
+    def blocks_shared(self) -> int:
+        """How many more blocks there would have to be if nobody shared any."""
+        return self._pool.shared
+
+    @property
     def busy(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self.running or self.waiting)

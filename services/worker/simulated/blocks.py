@@ -32,13 +32,14 @@ class KeyedBlock:
 
 
 class BlockPool:
-    """All blocks; `free` counts those nobody holds, with or without a key."""
+    """All blocks; `free` counts those nobody holds, with or without a key, `shared` holders beyond a block's first."""
 
-    __slots__ = ("_by_key", "_idle", "free")
+    __slots__ = ("_by_key", "_idle", "free", "shared")
 
     def __init__(self, total: int) -> None:
         """Start with `total` free blocks without keys."""
         self.free = total
+        self.shared = 0
         self._idle: OrderedDict[KeyedBlock, None] = OrderedDict()
         self._by_key: dict[Key, list[KeyedBlock]] = {}
 
@@ -67,6 +68,8 @@ class BlockPool:
             if block.holders == 0:
                 del self._idle[block]
                 self.free -= 1
+            else:
+                self.shared += 1
             block.holders += 1
 
     def publish(self, key: Key) -> KeyedBlock:
@@ -87,6 +90,8 @@ class BlockPool:
             if block.holders == 0:
                 self._idle[block] = None
                 self.free += 1
+            else:
+                self.shared -= 1
 
     def _forget(self, block: KeyedBlock) -> None:
         blocks = self._by_key[block.key]

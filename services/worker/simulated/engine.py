@@ -271,6 +271,7 @@ class SimulatedEngine:
                 1 - batch.blocks_free / batch.blocks_total,
                 int(self._prefill_s * 1e9),
                 self._prefill_tokens,
+                batch.blocks_shared,
             )
         )
 

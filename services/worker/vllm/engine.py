@@ -26,6 +26,7 @@ from services.worker.vllm.arguments import asked_parsers, check_model_path, fail
 from services.worker.vllm.checks import NotServedError, Parsers, check_arguments, check_started
 from services.worker.vllm.pace import Pace
 from services.worker.vllm.shape import lookahead_tokens, most_blocks, state_blocks
+from services.worker.vllm.sharing import Sharing
 from services.worker.vllm.stats import EngineStats, RunPreemptions, no_metrics
 
 HEALTH_INTERVAL_S = 0.5
@@ -227,6 +228,7 @@ class VllmEngine:
         self._llm = llm
         self._adapters = adapters
         self._stats = stats
+        stats.find_shared(Sharing(llm.vllm_config, getattr(llm, "output_processor", None)).blocks)
         self._pace = Pace(llm)
         self._understanding = Understanding(llm.vllm_config, llm.get_tokenizer(), parsers, variables)
         self._shape = self._describe(names, bool(parsers.reasoning))

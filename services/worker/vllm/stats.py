@@ -22,6 +22,11 @@ class EngineStats:
         self._last_s = 0.0
         self.sink: Callable[[EngineReported], None] = lambda _: None
         self.token_sink: Callable[[StepTokens], None] = lambda _: None
+        self._shared: Callable[[int, Any], int] = lambda _taken, _stats: 0
+
+    def find_shared(self, shared: Callable[[int, Any], int]) -> None:
+        """Ask `shared` after each step how many blocks are held together, of so many that are taken."""
+        self._shared = shared
 
     @property
     def blocks_total(self) -> int:
@@ -72,11 +77,9 @@ class EngineStats:
         usage = scheduler_stats.kv_cache_usage
         waiting = scheduler_stats.num_waiting_reqs + getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
         free = round((1 - usage) * self.blocks_total)
-        self.sink(
-            EngineReported(
-                free, running, waiting, self._preemptions, step_ns, usage, self._prefill_ns, self._prefill_tokens
-            )
-        )
+        shared = self._shared(self.blocks_total - free, iteration_stats)
+        counts = self._preemptions, step_ns, usage, self._prefill_ns, self._prefill_tokens
+        self.sink(EngineReported(free, running, waiting, *counts, shared))
 
 
 class RunPreemptions:

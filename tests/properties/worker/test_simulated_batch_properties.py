@@ -48,6 +48,30 @@ def test_blocks_are_conserved_and_every_sequence_ends(
         assert sequence.generated == sequence.output_tokens or i in aborted
 
 
+shared_lengths = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(1, 60), st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=25
+)
+
+
+@given(shared_lengths, st.sets(st.integers(0, 24), max_size=5), st.integers(1, 60))
+def test_what_is_shared_is_what_all_hold_less_what_is_taken(
+    wanted: list[tuple[int, int, int, int]], aborted: set[int], abort_at: int
+) -> None:
+    made = batch()
+    for i, (prompt, output, common, family) in enumerate(wanted):
+        keys = [family * 1000 + at for at in range(min(common, prompt // BLOCK_SIZE))]
+        made.add(Sequence(str(i), prompt, output, keys))
+    steps = 0
+    while made.busy:
+        made.step()
+        steps += 1
+        held = sum(sequence.blocks for sequence in made.running)
+        assert made.blocks_shared == held - (made.blocks_total - made.blocks_free)
+        if steps == abort_at:
+            made.remove({str(i) for i in aborted})
+    assert made.blocks_shared == 0
+
+
 @given(lengths)
 def test_no_preemption_when_the_sum_of_the_peaks_fits(wanted: list[tuple[int, int]]) -> None:
     sizes = Sizes(10_000, 10_000, BLOCK_SIZE, 10_000)
