@@ -66,6 +66,7 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerView], float]], ...] = (
     ("grantable_blocks", "Blocks that grants may still take.", grantable_blocks),
     ("overcommitted_blocks", "Blocks held beyond the capacity.", lambda worker: worker.overcommitted_blocks),
     ("drift_blocks", "Blocks by which the ledger is more optimistic.", lambda worker: worker.drift_blocks),
+    ("shared_blocks", "Blocks booked again for requests that hold them together.", lambda worker: worker.shared_blocks),
     ("reservations", "Requests that hold credits, and standing grants.", lambda worker: worker.reservations),
     ("worker_connected", "1 while the worker's stream is open.", lambda worker: worker.connected),
     ("worker_draining", "1 while the worker takes no new grants.", lambda worker: worker.draining),

@@ -125,6 +125,8 @@ class Worker:
     """What operators last asked of it."""
     leaving: bool = False
     """Whether it takes no new grants for the rest of its life."""
+    shares: bool = False
+    """Whether what requests hold together may be booked once more: if they part, the engine may have to preempt."""
     closed_ns: int | None = None
     paused_until_ns: int = 0
     standing_paused_until_ns: int = 0
@@ -156,7 +158,7 @@ class Worker:
         """
         ledger = self.ledger
         drift_blocks = self.drift_blocks if len(ledger) else 0
-        return ledger.free_blocks - ledger.overcommitted_blocks + ledger.ahead_blocks - drift_blocks
+        return ledger.balance_blocks + ledger.ahead_blocks - drift_blocks
 
     def blocks_per_sequence(self) -> float:
         """Return the blocks there are for each completion if it runs as many as it may."""
@@ -177,12 +179,18 @@ class Worker:
         return not self.draining and self.closed_ns is None and now_ns >= self.paused_until_ns
 
     def observe(self, report: EngineReport) -> None:
-        """Take the engine's own view; ledger minus engine, where positive, is the drift."""
+        """Take the engine's own view; ledger minus engine, where positive, is the drift.
+
+        Where blocks came free that no step has told of yet, what was shared before is still said to be: it is as much
+        in the ledger as it was, and goes from both with the next report.
+        """
         self.report = report
+        ledger = self.ledger
+        ledger.shared_blocks = report.blocks_shared if self.shares else 0
         if report.blocks_free is None:
             self.drift_blocks = 0
         else:
-            self.drift_blocks = max(self.ledger.free_blocks - report.blocks_free, 0)
+            self.drift_blocks = max(ledger.balance_blocks - report.blocks_free, 0)
 
 
 class Pools:
@@ -312,6 +320,7 @@ class Fleet:
             displaces=opened.guaranteed_first and self._engines_preempt,
             drain=opened.drain,
             leaving=opened.leaving,
+            shares=self._engines_preempt,
         )
         self.changes += 1
         worker.group.workers[worker.epoch] = worker

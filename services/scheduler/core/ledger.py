@@ -15,7 +15,9 @@ they are instead of letting `free` go below zero, and `free` and `overcommitted`
 are never both above zero. Any other booking may leave at most `ahead_blocks` of them
 behind: credits for a round trip, spent on blocks that are free in the engine by
 the time their request gets there (0 unless the policy says otherwise: nothing
-is booked until releases have paid everything off).
+is booked until releases have paid everything off). Blocks that several requests
+share by the prefix cache are held by the reservation of each, and taken once:
+`shared_blocks` of them may be left behind as well, as long as the engine says so.
 
 Operations check first and change afterwards: one that is refused leaves the
 ledger as it was. ACKs carry absolute values and a sequence number that grows
@@ -96,6 +98,8 @@ class Ledger:
         self.ahead_blocks = ahead_blocks
         self.free_blocks = capacity_blocks
         self.overcommitted_blocks = 0
+        self.shared_blocks = 0
+        """Blocks of reservations that the engine has only once, and which others hold too."""
         self.sequences = 0
         self.last_attempts = 0
         """Reservations of requests on their last attempt: one at most, but for what a worker brings along."""
@@ -129,7 +133,12 @@ class Ledger:
     @property
     def bookable_blocks(self) -> int:
         """Blocks that the next booking may take: what is free and what may be booked ahead of it, never above all."""
-        return max(min(self.free_blocks - self.overcommitted_blocks + self.ahead_blocks, self.capacity_blocks), 0)
+        return max(min(self.balance_blocks + self.ahead_blocks, self.capacity_blocks), 0)
+
+    @property
+    def balance_blocks(self) -> int:
+        """Blocks that nobody has taken, those held together counted once; negative where more are held than exist."""
+        return self.free_blocks - self.overcommitted_blocks + min(self.shared_blocks, self.held_blocks)
 
     def held_by(self, channel: str) -> int:
         """Return the blocks held by the channel's reservations."""

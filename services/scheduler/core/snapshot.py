@@ -29,6 +29,7 @@ class WorkerView(NamedTuple):
     held_blocks: dict[str, int]
     reservations: int
     drift_blocks: int
+    shared_blocks: int
     report: EngineReport | None
     draining: bool
     connected: bool
@@ -108,6 +109,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
             held_blocks=worker.ledger.held_by_channel(),
             reservations=len(worker.ledger),
             drift_blocks=worker.drift_blocks,
+            shared_blocks=worker.ledger.shared_blocks,
             report=worker.report,
             draining=worker.draining,
             connected=worker.closed_ns is None,

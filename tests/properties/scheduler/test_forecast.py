@@ -71,6 +71,48 @@ def test_requests_leave_nothing_behind(first: list[Size], later: list[Size], cho
     assert forecast.spare_blocks(NO_DEMAND, 2.0) == SHAPE.capacity_blocks
 
 
+@given(known=st.lists(sizes, min_size=1, max_size=8), extra=sizes, part=st.floats(0, 1), deviations=st.floats(0, 6))
+def test_what_is_shared_is_counted_once_and_no_less(
+    known: list[Size], extra: Size, part: float, deviations: float
+) -> None:
+    curve = geometric(100)
+    forecast = Forecast(SHAPE)
+    for size in known:
+        forecast.add(forecast.demand(size, curve))
+    demand = forecast.demand(extra, curve)
+    held = sum(size.held_blocks for size in known)
+    shared = int(part * held)
+    apart = {at: forecast.spare_blocks(demand, at) for at in (0.0, deviations)}
+    forecast.share(shared, held)
+    together = {at: forecast.spare_blocks(demand, at) for at in (0.0, deviations)}
+    assert apart[0.0] <= together[0.0] <= apart[0.0] + shared
+    assert apart[deviations] <= together[deviations] <= together[0.0]
+    forecast.share(0, held)
+    assert forecast.spare_blocks(demand, deviations) == apart[deviations]
+    spread = forecast.deviation_share(deviations)
+    forecast.share(held, held)
+    assert forecast.deviation_share(deviations) == 0 <= spread, "who ends frees what it alone has"
+
+
+def test_what_is_shared_makes_room_for_others() -> None:
+    forecast = Forecast(SHAPE)
+    for _ in range(20):
+        forecast.add(forecast.demand(Size(40, 638, 0, 100), geometric(50)))
+    apart = forecast.spare_blocks(NO_DEMAND, 0.0)
+    forecast.share(400, 800)
+    # Nearly all run at the first look, and are expected to share half of what they hold; later fewer do.
+    assert apart + 360 <= forecast.spare_blocks(NO_DEMAND, 0.0) <= apart + 400
+
+
+def test_what_is_shared_makes_room_below_what_all_hold_at_most() -> None:
+    forecast = Forecast(SHAPE)
+    for _ in range(20):
+        forecast.add(forecast.demand(Size(40, 638, 0, 100), ENDLESS))
+    apart = forecast.spare_blocks(NO_DEMAND, 1000.0)
+    forecast.share(400, 800)
+    assert forecast.spare_blocks(NO_DEMAND, 1000.0) == apart + 400
+
+
 @given(known=st.lists(sizes, max_size=5), extra=sizes, deviations=st.floats(0, 6))
 def test_one_more_request_or_margin_never_leaves_more_room(known: list[Size], extra: Size, deviations: float) -> None:
     curve = geometric(100)

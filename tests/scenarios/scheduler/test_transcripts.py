@@ -136,8 +136,9 @@ class Replay:
         epoch = self.epochs[words[0]]
         free = int(options["free"]) if "free" in options else None
         running, waiting, preemptions = (int(options.get(n, "0")) for n in ("running", "waiting", "preemptions"))
-        usage = float(options.get("usage", "0"))
-        return self.tell(m.EngineReport(epoch, epoch, free, running, waiting, preemptions, 0, usage))
+        usage, shared = float(options.get("usage", "0")), int(options.get("shared", "0"))
+        report = m.EngineReport(epoch, epoch, free, running, waiting, preemptions, 0, usage, blocks_shared=shared)
+        return self.tell(report)
 
     def do_drain(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return self.tell(m.DrainRequested(words[0]))
@@ -159,7 +160,8 @@ class Replay:
         held = [f"{channel}:{blocks}" for channel, blocks in sorted(worker.ledger.held_by_channel().items())]
         beyond = f" overcommitted {worker.ledger.overcommitted_blocks}" * bool(worker.ledger.overcommitted_blocks)
         drift = f" drift {worker.drift_blocks}" * bool(worker.drift_blocks)
-        return [f"free {worker.ledger.free_blocks} usable {worker.usable_blocks} held {held}{beyond}{drift}"]
+        shared = f" shared {worker.ledger.shared_blocks}" * bool(worker.ledger.shared_blocks)
+        return [f"free {worker.ledger.free_blocks} usable {worker.usable_blocks} held {held}{beyond}{drift}{shared}"]
 
     def do_channel(self, words: list[str], _options: dict[str, str]) -> list[str]:
         return [f"waiting {self.machine.backlog.waiting[words[0]]}"]

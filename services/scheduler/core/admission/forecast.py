@@ -112,6 +112,17 @@ class Forecast:
         self._means = [0] * len(self._horizons)
         self._variances = [0] * len(self._horizons)
         self._mosts = [0] * len(self._horizons)
+        self._shared = 0
+        self._shared_part = 0.0
+
+    def share(self, shared_blocks: int, held_blocks: int) -> None:
+        """Count once what requests that hold so many blocks hold together, `shared_blocks` less in all.
+
+        Those that will be left at a look are taken to share as much of what they hold as all do now, and of what they
+        gain by then nothing.
+        """
+        self._shared_part = min(shared_blocks / held_blocks, 1.0) if held_blocks else 0.0
+        self._shared = shared_blocks * UNIT if held_blocks else 0
 
     def demand(self, size: Size, curve: Curve) -> Demand:
         """Return what a request of this size will need if `curve` tells how long outputs are."""
@@ -177,10 +188,14 @@ class Forecast:
     def spare_blocks(self, extra: Demand, deviations: float) -> int:
         """Return the blocks left at the fullest step ahead, with `extra` and the margin; negative if there are none."""
         peak = 0.0
-        margin = deviations * math.sqrt(UNIT)
+        margin = self._scale(deviations)
         added = len(extra.means)
         for index in range(self._first, len(self._means)):
             mean, variance, highest = self._means[index], self._variances[index], self._mosts[index]
+            if self._shared:
+                once = min(self._shared, int(self._shared_part * mean))
+                mean -= once
+                highest -= once
             if index < added:
                 mean += extra.means[index]
                 variance += extra.variances[index]
@@ -198,12 +213,18 @@ class Forecast:
 
     def deviation_share(self, deviations: float) -> float:
         """Return one standard deviation of the demand at the fullest step ahead, as a share of the capacity."""
-        margin = deviations * math.sqrt(UNIT)
+        margin = self._scale(deviations)
         peak = -math.inf
         fullest = 0
         for index in range(self._first, len(self._means)):
             mean, variance = self._means[index], self._variances[index]
+            if self._shared:
+                mean -= min(self._shared, int(self._shared_part * mean))
             likely = mean + margin * math.sqrt(float(variance))
             if likely > peak:
                 peak, fullest = likely, variance
-        return math.sqrt(fullest / UNIT) / self._shape.capacity_blocks
+        return self._scale(math.sqrt(fullest)) / UNIT / self._shape.capacity_blocks
+
+    def _scale(self, deviations: float) -> float:
+        """Return so many deviations for the root of a variance, in the unit of sums: who ends frees only its own."""
+        return deviations * (1 - self._shared_part) * math.sqrt(UNIT)

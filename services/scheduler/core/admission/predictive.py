@@ -304,6 +304,7 @@ class Predictive(Policy):
         view = self._views[worker.epoch]
         view.lead.observe(report)
         view.forecast.look_from(view.lead.steps)
+        view.forecast.share(worker.ledger.shared_blocks, worker.ledger.held_blocks)
         margin = view.margin
         recovering = margin.recovering
         margin.observe(report)
