@@ -55,8 +55,10 @@ def bar(parts: Sequence[tuple[int, str]], whole: int, width: int) -> Text:
     """Return a stacked bar of `width` characters: each part of `whole` in its style, then what is free.
 
     The edge of each part is where the sum up to it is, so rounding errors do not add up; a part that is not empty
-    has at least one character as long as there are any.
+    has at least one character as long as there are any. Parts of more than there is, as requests may hold that share
+    blocks, fill it among them.
     """
+    whole = max(whole, sum(amount for amount, _ in parts))
     text = Text()
     summed = edge = 0
     for amount, style in parts:

@@ -256,8 +256,10 @@ def test_a_bar_is_as_wide_as_it_is_told(parts: list[int], more: int, width: int)
         assert shown.plain == "█" * width
 
 
-def test_a_bar_of_more_than_there_is_stays_in_its_place() -> None:
-    assert bar([(300, "cyan"), (1, "red")], 100, 10).plain == "█" * 10
+def test_a_bar_of_more_than_there_is_stays_in_its_place_and_shows_every_part() -> None:
+    shown = bar([(300, "cyan"), (100, "red")], 100, 8)
+    assert shown.plain == "█" * 8
+    assert [(span.start, span.end, span.style) for span in shown.spans] == [(0, 6, "cyan"), (6, 8, "red")]
     assert bar([(0, "cyan")], 0, 4).plain == "····"
 
 

@@ -86,11 +86,13 @@ const part = (element, name) => element.querySelector(`[data-part="${name}"]`);
 const colours = new Map();
 const colourOf = (channel) => `c${(colours.get(channel) ?? COLOURS - 1) % COLOURS}`;
 
-// A stacked bar: each part of `whole` in its colour, what is free in the colour of the track.
+// A stacked bar: each part of `whole` in its colour, what is free in the colour of the track. Parts of more than
+// there is, as requests may hold that share blocks, fill it among them.
 const stack = (svg, parts, whole) => {
+  const full = Math.max(whole, parts.reduce((sum, one) => sum + one.blocks, 0));
   let left = 0;
   keyed(svg, parts, (one) => one.name, () => draw("rect", { y: 0, height: 100 }), (rect, one) => {
-    const width = whole ? Math.min(100 - left, (100 * one.blocks) / whole) : 0;
+    const width = full ? (100 * one.blocks) / full : 0;
     set(rect, "class", colourOf(one.name));
     set(rect, "x", left.toFixed(2));
     set(rect, "width", width.toFixed(2));
