@@ -256,6 +256,22 @@ def bimodal(count: int, scale: Scale, seed: int) -> Workload:
     return Workload("bimodal", items, shape, "one of 2048+4096 tokens to fifty of 256+128, log-normal, scaled")
 
 
+def shared_prompt(count: int, scale: Scale, seed: int) -> Workload:
+    """Return requests that all begin with one system prompt, eight times as long as what is their own."""
+    rng = random.Random(seed)
+    shape = replace(scale.shape(8192), prefix_caching=True)
+    system_tokens = scale.tokens(2048)
+    keys = tuple(range(system_tokens // shape.block_size))
+    items = []
+    for _ in range(count):
+        # vLLM computes a prompt's last token again, so each has at least a block of its own.
+        own = lognormal(rng, scale.tokens(256), 0.5, shape.block_size + 1, scale.tokens(2048))
+        output = lognormal(rng, scale.tokens(256), 0.8, 1, scale.tokens(1024))
+        items.append(Item(system_tokens + own, output, scale.tokens(1024), (0,), keys))
+    source = "2048 tokens of one system prompt and 256+256 of their own, log-normal, scaled"
+    return Workload("shared-prompt", items, shape, source, prefix_tokens=system_tokens)
+
+
 def noisy(workload: Workload, sigma: float, seed: int) -> Workload:
     """Return the requests with texts that differ in their bytes per token, log-normal with this deviation."""
     rng = random.Random(f"{seed} bytes")
@@ -277,6 +293,7 @@ WORKLOADS: dict[str, Callable[[int, Scale, int], Workload]] = {
     "near-critical": near_critical,
     "bimodal": bimodal,
     "loose-max-tokens": loose_max_tokens,
+    "shared-prompt": shared_prompt,
 }
 """Every workload by name; the first is the acceptance workload."""
 
