@@ -272,6 +272,15 @@ def shared_prompt(count: int, scale: Scale, seed: int) -> Workload:
     return Workload("shared-prompt", items, shape, source, prefix_tokens=system_tokens)
 
 
+def fixed_output(count: int, scale: Scale, seed: int) -> Workload:
+    """Return requests whose outputs are all as long as they may be: benchmarks that ignore the end token send such."""
+    rng = random.Random(seed)
+    shape = scale.shape(8192)
+    most = scale.tokens(512)
+    items = [Item(lognormal(rng, scale.tokens(512), 0.5, 1, scale.tokens(4096)), most, most) for _ in range(count)]
+    return Workload("fixed-output", items, shape, "512 tokens of prompt, log-normal, all outputs 512, scaled")
+
+
 def noisy(workload: Workload, sigma: float, seed: int) -> Workload:
     """Return the requests with texts that differ in their bytes per token, log-normal with this deviation."""
     rng = random.Random(f"{seed} bytes")
@@ -294,6 +303,7 @@ WORKLOADS: dict[str, Callable[[int, Scale, int], Workload]] = {
     "bimodal": bimodal,
     "loose-max-tokens": loose_max_tokens,
     "shared-prompt": shared_prompt,
+    "fixed-output": fixed_output,
 }
 """Every workload by name; the first is the acceptance workload."""
 
