@@ -18,7 +18,7 @@ from penstock.openai.spelling import as_spelt
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.abandoned import Abandoned, drawn_key
-from services.gateway.extras import Extras
+from services.gateway.extras import PREFER, RESPOND_ASYNC, Extras
 from services.gateway.group import Group
 from services.gateway.intake import Held
 from services.gateway.limits import MAX_ABANDONED, MAX_TOGETHER_BYTES, SUBMIT_WINDOW_BYTES
@@ -41,6 +41,8 @@ class Wanted:
     """It goes on if the client goes away."""
     keyed: bool
     """It is the same when it is asked for again."""
+    respond_async: bool
+    """Its id is all that is answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Asked:
     shape: Shape
     request: pb.Request
     keep: bool
+    respond_async: bool
 
     @property
     def wanted(self) -> Wanted:
@@ -65,6 +68,7 @@ class Asked:
             body.offers_tools,
             self.keep,
             bool(request.idempotency_key),
+            self.respond_async,
         )
 
 
@@ -87,11 +91,14 @@ def understand(url: str, content: dict[str, Any], extras: Extras, now_ns: int) -
         raise Problem(400, str(error), error.param, error.code) from None
     except InvalidRequest as error:
         raise Problem(400, str(error), error.param, error.code) from None
+    if extras.respond_async and body.stream:
+        text = f"{PREFER}: {RESPOND_ASYNC} is for whole answers, and the body asks for a stream"
+        raise Problem(400, text, PREFER, "unsupported_parameter")
     shape = Shape.of(body)
     extras.put_into(request, now_ns)
     request.client_reference = shape.to_reference()
     _check_size(request.ByteSize())
-    return Asked(body, shape, request, extras.keep)
+    return Asked(body, shape, request, extras.keep, extras.respond_async)
 
 
 def _check_size(size_bytes: int) -> None:

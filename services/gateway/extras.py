@@ -17,6 +17,10 @@ DEADLINE = "x-penstock-deadline-ms"
 KEEP = "x-penstock-keep"
 KNOWN = (CHANNEL, PRIORITY, DEADLINE, KEEP)
 
+PREFER = "prefer"
+RESPOND_ASYNC = "respond-async"
+"""The one preference (RFC 7240) that means something here: its client asks for the answer later, by the id."""
+
 MAX_DEADLINE_MS = 100 * 365 * 86_400_000
 """A hundred years: far beyond any use, and far below where Unix time in ns leaves 64 bits."""
 
@@ -43,6 +47,8 @@ class Extras:
     priority: int | None = None
     deadline_ms: int | None = None
     """From the arrival of the request."""
+    respond_async: bool = False
+    """The id is all that is to be answered, at once."""
     idempotency_key: str = ""
     keep: bool = False
     """The request goes on if the client goes away."""
@@ -61,6 +67,7 @@ class Extras:
 
 def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
     """Return the extras among `headers` (names in lower case); raises Problem naming a wrong one."""
+    headers = list(headers)
     given = dict(headers)
     for name in given:
         if name.startswith(PREFIX) and name not in KNOWN:
@@ -79,11 +86,18 @@ def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
         given.get(CHANNEL, ""),
         _number(given, PRIORITY, -PRIORITY_BOUND, PRIORITY_BOUND - 1),
         _number(given, DEADLINE, 1, MAX_DEADLINE_MS),
+        _prefers_async(value for name, value in headers if name == PREFER),
         key,
         keep == "true" or bool(key),
         trace if traced else "",
         given.get("tracestate", "") if traced else "",
     )
+
+
+def _prefers_async(values: Iterable[str]) -> bool:
+    """Return whether one of the preferences in these headers is RESPOND_ASYNC; others are passed over."""
+    preferences = ",".join(values).split(",")
+    return any(preference.partition(";")[0].strip().lower() == RESPOND_ASYNC for preference in preferences)
 
 
 def _number(given: dict[str, str], name: str, least: int, most: int) -> int | None:

@@ -24,7 +24,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.admission import Admission, Asked, Submitted, Wanted, understand
 from services.gateway.doorman import Doorman
-from services.gateway.extras import Extras, read_extras
+from services.gateway.extras import RESPOND_ASYNC, Extras, read_extras
 from services.gateway.group import Gathered, JoinedChunks, body_of_all
 from services.gateway.hangup import until_hangup
 from services.gateway.intake import ClientGoneError, Held, Intake
@@ -168,10 +168,17 @@ class _Exchange:
 
     async def _answer_with(self, model: str) -> None:
         assert self._wanted is not None, "it has been understood"
-        if self._wanted.stream:
+        if self._wanted.respond_async:
+            await self._promise()
+        elif self._wanted.stream:
             await self._stream(self._wanted, model)
         else:
             await self._whole(self._wanted)
+
+    async def _promise(self) -> None:
+        """Say where the answer will be: whoever was told goes away, and the request goes on."""
+        headers = {"location": f"/v1/requests/{self.request_id}", "preference-applied": RESPOND_ASYNC}
+        await self._reply.json(202, {"id": self.request_id, "object": "request"}, headers)
 
     async def _check_model(self, asked: Asked) -> View:
         """Return what is served; raises Problem if the model is not, and the answer is not to be had without it."""

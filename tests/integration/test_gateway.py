@@ -332,6 +332,29 @@ async def test_a_request_waits_for_a_worker_until_its_deadline(make_fleet: Calla
     assert (status, answer["model"]) == (200, "later")
 
 
+async def test_who_takes_the_id_alone_has_the_answer_by_it_whatever_becomes_of_the_gateway(
+    make_fleet: Callable[..., Fleet],
+) -> None:
+    fleet = make_fleet()
+    first = gateway_of(fleet, name="gateway-first")
+    body = {**TEXT, "model": "later"}  # no worker is there
+    async with asked(first.address, "POST", COMPLETIONS_URL, body, prefer="respond-async") as response:
+        place, request_id = response.headers["location"], response.headers["x-request-id"]
+        assert (response.status, await response.json()) == (202, {"id": request_id, "object": "request"})
+    assert place == f"/v1/requests/{request_id}"
+    assert await state_of(first.address, request_id) == "waiting", "also when its client has gone"
+    first.kill()
+    other = gateway_of(fleet)
+    await asyncio.to_thread(fleet.add_worker, "w1", ["--engine", "simulated", "--served-model-name", "later"])
+
+    async def over() -> bool:
+        return await state_of(other.address, request_id) == "completed"
+
+    await wait_for_async(over, "the request to end")
+    _, found = await ask(other.address, "GET", place)
+    assert (found["response"]["status_code"], found["response"]["body"]["model"]) == (200, "later")
+
+
 async def test_a_full_disk_is_answered_with_the_time_to_ask_again(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet(queue_flags=["--disk-free-min-bytes", str(2**60)])
     address = gateway_of(fleet, "--queue-patience-s", "0").address
