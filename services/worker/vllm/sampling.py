@@ -146,7 +146,8 @@ def refusal(error: BaseException, where: str = "sampling") -> RequestRefusedErro
     if not parameter and message.startswith("Token id ") and message.endswith(" is out of vocabulary"):
         # A prompt's: vLLM looks at its ids when it takes the request in, with the parameters.
         return RequestRefusedError("invalid_prompt", message, "prompt")
-    if where == "sampling":
+    # Lengths are parameters, and looked at with the prompt.
+    if where == "sampling" or parameter in pb.SamplingParams.DESCRIPTOR.fields_by_name:
         return RequestRefusedError("invalid_parameter", message, f"sampling.{parameter}" if parameter else "sampling")
     return RequestRefusedError("invalid_prompt", message, parameter or where)
 
