@@ -29,6 +29,15 @@ from services.gateway.stopping import Stopping
 
 log = logging.getLogger(__name__)
 
+ELSEWHERE = (
+    "/classify", "/detokenize", "/docs", "/load", "/openapi.json", "/ping", "/pooling", "/rerank", "/score",
+    "/tokenize", "/v1/assistants", "/v1/audio", f"{CHAT_URL}/batch", "/v1/conversations", "/v1/embeddings",
+    "/v1/fine_tuning", "/v1/images", "/v1/messages", "/v1/moderations", "/v1/realtime", "/v1/rerank", "/v1/responses",
+    "/v1/score", "/v1/threads", "/v1/uploads", "/v1/vector_stores", "/v1/videos", "/version",
+)  # fmt: skip
+"""Paths of OpenAI's API, of Anthropic's and of `vllm serve` that are not served here, and all below them: who asks for
+one has the right base URL."""
+
 HEALTH_S = 2.0
 """Longest wait for the queue's sign of life."""
 
@@ -142,11 +151,17 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     """Answer what the router refuses."""
     assert isinstance(error, HTTPException)
     known = error.status_code == 405
-    path = request.url.path
-    hint = ": no path ends with a slash here" if path.endswith("/") and path != "/" else ""
-    text = f"{request.method} is not answered here" if known else f"there is no {path[:200]}{hint}"
+    text = f"{request.method} is not answered here" if known else _no_such(request.url.path)
     code = "method_not_allowed" if known else "not_found"
     return await _problem(request, Problem(error.status_code, text, "", code, error.headers))
+
+
+def _no_such(path: str) -> str:
+    """Return what is said of a path that is not served."""
+    if any(f"{path}/".startswith(f"{elsewhere}/") for elsewhere in ELSEWHERE):
+        return f"this gateway does not serve {path[:200]}: it answers {CHAT_URL} and {COMPLETIONS_URL}"
+    hint = ": no path ends with a slash here" if path.endswith("/") and path != "/" else ""
+    return f"there is no {path[:200]}{hint}"
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
