@@ -242,11 +242,9 @@ class Body(Strict):
         return self
 
     @model_validator(mode="after")
-    def _a_stream_can_tell_it(self) -> Body:
+    def _options_are_those_of_a_stream(self) -> Body:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream: true")
-        if self.stream and self.prompt_logprobs is not None:
-            raise ValueError("prompt_logprobs is not available in a stream")
         return self
 
     @property
@@ -339,12 +337,6 @@ class CompletionBody(Body):
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
-    @model_validator(mode="after")
-    def _nothing_but_the_output_is_streamed(self) -> CompletionBody:
-        if self.stream and self.echo:
-            raise ValueError("echo is not available in a stream")
-        return self
-
     @field_validator("prompt", mode="before")
     @classmethod
     def _no_prompt_is_empty(cls, value: Any) -> Any:
@@ -403,13 +395,14 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
         if name in refused and (name not in kind.model_fields or name in STREAMING):
             if value is None or any(is_same(value, neutral) for neutral in refused[name]):
                 continue
-            where = "" if streams else " in batches"
+            where = " in batches" if name in STREAMING else ""
             raise BodyError(f"{name}: not supported{where}", name, "unsupported_parameter")
         kept[name] = value
     try:
         checked = kind.model_validate(kept)
     except ValidationError as error:
         raise _body_error(error) from None
+    _only_what_a_stream_tells(checked)
     if isinstance(checked, ChatBody):
         _only_text(checked)
     if len(checked.prompts) > 1 and not streams:
@@ -418,6 +411,14 @@ def parse_body(url: str, body: dict[str, Any], streams: bool = False) -> ChatBod
         most = "max_completion_tokens" if kept.get("max_completion_tokens") is not None else "max_tokens"
         raise BodyError(f"min_tokens: {checked.min_tokens} is more than {most} {checked.most_tokens}", "min_tokens")
     return checked
+
+
+def _only_what_a_stream_tells(body: ChatBody | CompletionBody) -> None:
+    """Raise BodyError if a stream is to tell of the prompt, of which all is known when the result is."""
+    told = {"prompt_logprobs": body.prompt_logprobs is not None, "echo": isinstance(body, CompletionBody) and body.echo}
+    wrong = next((name for name, is_told in told.items() if is_told), None)
+    if body.stream and wrong:
+        raise BodyError(f"{wrong}: not supported in a stream", wrong, "unsupported_parameter")
 
 
 def _only_text(body: ChatBody) -> None:

@@ -359,10 +359,8 @@ def test_a_stream_is_for_those_who_wait_for_it() -> None:
     [
         (CHAT_URL, {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT_URL, {"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
-        (CHAT_URL, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT_URL, {"stream": "yes"}, "stream"),
         (CHAT_URL, {"tools": [{}]}, "tools.0.function"),
-        (COMPLETIONS_URL, {"stream": True, "echo": True}, "echo"),
     ],
 )
 def test_what_a_stream_cannot_tell_is_refused_by_name(url: str, fields: dict[str, Any], param: str) -> None:
