@@ -136,7 +136,7 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     if much := excess(data):
         raise Problem(413, f"the body has {much}", "", "body_too_large")
     try:
-        found = json.loads(data.decode(), parse_constant=_no_constant)
+        found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
         field = unspeakable_field(data, found) if isinstance(found, dict) else None
     except (ValueError, RecursionError) as error:
         raise Problem(400, f"the body is not JSON: {error}", "", "invalid_json") from None

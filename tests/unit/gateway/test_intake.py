@@ -47,6 +47,15 @@ def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
     assert (refused.value.status, refused.value.error["code"]) == (400, "invalid_json")
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_byte_order_mark_is_no_part_of_a_body(kind: type[bytes | bytearray]) -> None:
+    """Some writers of .NET begin with one, and vLLM's server takes it."""
+    assert parse_object(kind(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}')) == {"a": "\ufeff"}
+    for more in (b"\xef\xbb\xbf" * 2 + b"{}", b"\xef\xbb{}", '{"a": 1}'.encode("utf-16")):
+        with pytest.raises(Problem, match="not JSON"):
+            parse_object(kind(more))
+
+
 @pytest.mark.parametrize("filler", [b"[],", b'{"":0},', b'"ab",', b"7,"])
 def test_what_would_be_too_many_objects_is_not_parsed(monkeypatch: pytest.MonkeyPatch, filler: bytes) -> None:
     monkeypatch.delattr("services.gateway.intake.json.loads")
