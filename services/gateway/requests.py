@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 from penstock.client import Client
 from penstock.errors import PenstockError
 from penstock.live.timeline import status_of
-from penstock.openai.answers import failure_of
 from penstock.openai.jsontext import json_bytes
 from penstock.openai.shape import Shape
 from penstock.queue.v1 import queue_pb2
@@ -22,7 +21,7 @@ from services.gateway.group import Group, body_of_all
 from services.gateway.hangup import until_hangup
 from services.gateway.lookup import Found, Lookup, pieces_of
 from services.gateway.pages import Pages
-from services.gateway.problem import of_error
+from services.gateway.problem import of_error, of_result
 from services.gateway.reply import LARGE_BYTES, json_of
 from services.gateway.vigil import Vigil
 
@@ -135,7 +134,7 @@ def _seconds(unix_ns: int) -> int | None:
 def _response(name: str, results: Sequence[pb.Result]) -> dict[str, Any]:
     for result in sorted(results, key=lambda result: result.timings.completed_unix_ns):
         if result.outcome != pb.OUTCOME_COMPLETED:
-            status, error = failure_of(result)
-            return {"status_code": status, "body": {"error": error}}
+            problem = of_result(result)
+            return {"status_code": problem.status, "body": problem.body}
     shape = Shape.from_reference(results[0].client_reference)
     return {"status_code": 200, "body": body_of_all(name, shape, results)}

@@ -36,7 +36,9 @@ OVER_NEED_MEMORY = 1024
 booking may come out better; the second time the attempt fails, so that it cannot go round forever."""
 
 CANCELLED = Ending(EndingKind.CANCELLED, "cancelled", "cancelled by the client")
-EXPIRED = Ending(EndingKind.EXPIRED, "deadline_exceeded", "the deadline passed before the request ended")
+EXPIRED = Ending(
+    EndingKind.EXPIRED, "deadline_exceeded", "the deadline passed before the request ended", "deadline_unix_ns"
+)
 
 CAUSE_OF = {
     EndingKind.COMPLETED: Cause.COMPLETED,

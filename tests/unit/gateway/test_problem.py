@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import PermissionDenied, Unavailable
+from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.files import read_after
 from services.gateway.problem import Problem, of_error, of_result
+from services.gateway.requests import described
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,15 @@ def test_codes_are_those_of_the_documents(outcome: pb.Outcome.ValueType, said: s
 def test_a_field_has_the_name_a_body_gives_it(field: str, param: str | None) -> None:
     result = pb.Result(outcome=pb.OUTCOME_REJECTED, error=pb.RequestError(code="invalid_parameter", param=field))
     assert of_result(result).error["param"] == param
+
+
+def test_a_request_is_shown_with_the_error_that_its_asker_got() -> None:
+    error = pb.RequestError(code="deadline_exceeded", message="too late", param="deadline_unix_ns")
+    result = pb.Result(outcome=pb.OUTCOME_EXPIRED, error=error)
+    shown = described("r-0", [queue_pb2.GetResponse(request_id="r-0", result=result)])["response"]
+    asked = of_result(result)
+    assert shown == {"status_code": asked.status, "body": asked.body}
+    assert asked.error["param"] == "x-penstock-deadline-ms"
 
 
 def test_a_call_that_is_refused_for_a_field_names_its_header() -> None:
