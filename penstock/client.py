@@ -11,7 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
 
-import grpc
 from opentelemetry import trace
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, check_address
@@ -23,6 +22,7 @@ from penstock.fleet import names_of
 from penstock.following import Follower, Told
 from penstock.keys import KeysError
 from penstock.limits import MAX_REQUEST_BYTES
+from penstock.loaded import grpc
 from penstock.names import check_name, checked_names
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.queue.v1.queue_pb2_grpc import QueueServiceStub

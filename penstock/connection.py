@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TypeAlias, TypeVar
 
-import grpc
-
 from penstock.credentials import Credentials, Identity, key_from_environment
 from penstock.errors import PenstockError, Unavailable, from_rpc
 from penstock.limits import (
@@ -22,6 +20,7 @@ from penstock.limits import (
     PING_TIMEOUT_MS,
     RESOLVE_MS,
 )
+from penstock.loaded import grpc
 from penstock.tls import DIRECT, TlsFiles, open_channel
 
 CONNECT_S = 3.0

@@ -13,9 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import grpc
-
 from penstock.keys import KeysError
+from penstock.loaded import grpc
 from penstock.variables import VariableError, said
 
 AUTHORIZATION = "authorization"

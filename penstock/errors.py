@@ -6,7 +6,7 @@ import copy
 import re
 from typing import TypeVar
 
-import grpc
+from penstock.loaded import grpc
 
 E = TypeVar("E", bound=Exception)
 

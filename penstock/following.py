@@ -14,11 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-import grpc
-
 from penstock.connection import CLOSED, Connection, Patience, cancelled_by_somebody
 from penstock.credentials import acting_for
 from penstock.errors import NotFound, Unavailable, anew
+from penstock.loaded import grpc
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from penstock.watching import TokenPositions

@@ -13,8 +13,6 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, TypeAlias
 
-import grpc
-
 from penstock.connection import CLOSED, Connection
 from penstock.credentials import Identity
 from penstock.errors import (
@@ -29,6 +27,7 @@ from penstock.errors import (
     refusal_of,
 )
 from penstock.limits import MAX_FRAME_MESSAGES, TARGET_FRAME_BYTES
+from penstock.loaded import grpc
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
-import grpc
-
 from penstock.connection import Connection, Patience
 from penstock.errors import Unavailable, as_given
 from penstock.limits import MAX_FRAME_MESSAGES, MAX_REQUEST_BYTES, TARGET_FRAME_BYTES
+from penstock.loaded import grpc
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from penstock.results import RequestError, Submitted

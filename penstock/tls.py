@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-import grpc
-
 from penstock.config_file import client_table, told
 from penstock.credentials import Credentials, KeyedChannel
 from penstock.errors import PenstockError
+from penstock.loaded import grpc
 from penstock.variables import VariableError, said
 
 LOOK_S = 1.0

@@ -8,10 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-import grpc
-
 from penstock.connection import Connection, Patience
 from penstock.errors import NotFound
+from penstock.loaded import grpc
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
 from penstock.results import Progress, Result, TokenDelta, result_from, tokens_from

@@ -76,6 +76,11 @@ def test_vllm_is_imported_in_its_folder_alone_and_torch_in_one_module(path: Path
     assert not heavy, f"{name(path)} imports {heavy}"
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("penstock/*.py")), ids=name)
+def test_the_client_takes_grpc_from_where_its_variables_are_set(path: Path) -> None:
+    assert path.name in {"loaded.py", "grpc_variables.py"} or "grpc" not in set(imports(path))
+
+
 def test_the_gateway_loads_neither_vllm_nor_torch() -> None:
     program = "import sys, services.gateway.service; print({'vllm', 'torch', 'openai', 'numpy'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
