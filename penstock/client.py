@@ -15,12 +15,12 @@ from opentelemetry import trace
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS, check_address
 from penstock.connection import Connection, Turn
-from penstock.credentials import Credentials, key_from_environment
-from penstock.errors import InvalidRequest, NotFound, PenstockError, from_rpc
+from penstock.credentials import Credentials, check_sendable, key_from_environment
+from penstock.errors import InvalidRequest, NotFound, from_rpc
 from penstock.fields import RequestFields, build_request, copied
 from penstock.fleet import names_of
 from penstock.following import Follower, Told
-from penstock.keys import KeysError
+from penstock.iteration import Iteration, told_again
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.loaded import grpc
 from penstock.names import check_name, checked_names
@@ -42,7 +42,7 @@ from penstock.results import (
 )
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from penstock.subjects import check_cursor, check_one_subject, of_batch, of_dead
+from penstock.subjects import names_to_watch, of_batch, of_dead
 from penstock.submit_line import SubmitLines
 from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large, with_key
 from penstock.tls import TlsFiles
@@ -67,9 +67,10 @@ class Client:
     """Submits requests and reads results. Use as `async with Client("HOST:PORT") as client:`.
 
     Calls are retried while the service is unavailable, at most `retry_for_s` seconds from when that shows: of a process
-    that is stopped up to 50 s late, of a disk that hangs never (`asyncio.wait_for` bounds a call); every submit carries
-    an idempotency key (drawn if none is given), so that a retry never submits twice. It belongs to the event loop that
-    runs when it is made, and every call to it is made there.
+    that is stopped up to 50 s late, of a disk that hangs never (`asyncio.wait_for` bounds a call, and ends an iteration
+    by cancelling a step: further ones raise PenstockError); every submit carries an idempotency key (drawn if none is
+    given), so that a retry never submits twice. It belongs to the event loop that runs when it is made, and every call
+    to it is made there.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class Client:
         check_address(queue, "queue")
         check_address(scheduler, "scheduler")
         key = key_from_environment() if api_key is None else api_key
-        _check_sendable("the API key", key)
-        _check_sendable("the tenant", tenant)
+        check_sendable("the API key", key)
+        check_sendable("the tenant", tenant)
         credentials = Credentials(key, tenant)
         self._queue = Connection(queue, retry_for_s, tls, credentials)
         self._scheduler = Connection(scheduler, retry_for_s, tls, credentials)
@@ -166,7 +167,7 @@ class Client:
         `waits` is called with the reason before each wait for a queue that takes
         no more now. `window_bytes` of requests, and one more, are held at most.
         """
-        return self.submit_prepared(self._prepare_each(requests), wait_for_quota, waits, window_bytes)
+        return Iteration(self.submit_prepared(self._prepare_each(requests), wait_for_quota, waits, window_bytes))
 
     async def submit_prepared(
         self,
@@ -227,6 +228,7 @@ class Client:
         """Return the states of the first of many requests, by their keys, as they came over the wire."""
         return await self._queue.call(lambda: self._stub.GetMany(request))
 
+    @told_again
     async def watch(
         self,
         batch: str | None = None,
@@ -245,6 +247,7 @@ class Client:
                 if isinstance(event, Result):
                     yield event
 
+    @told_again
     async def events(
         self,
         batch: str | None = None,
@@ -301,6 +304,7 @@ class Client:
         """Yield events as `wire_events` does, of however many requests, which share a stream with all others."""
         return self._follower.events(checked_names("request_ids", request_ids), tokens, large_bytes)
 
+    @told_again
     async def tokens(self, request_id: str) -> AsyncGenerator[TokenDelta, None]:
         """Yield the tokens of one request while they are generated, until it has ended. Raises NotFound.
 
@@ -349,6 +353,7 @@ class Client:
             deleted += (await self._queue.call(partial(self._stub.Delete, request))).deleted
         return deleted
 
+    @told_again
     async def dead_letters(self, page_size: int = DEAD_PAGE_SIZE) -> AsyncGenerator[DeadLetter, None]:
         """Yield the dead letters, oldest first, asked for `page_size` at a time."""
         request = pb.ListDeadRequest(page_size=page_size)
@@ -419,13 +424,7 @@ class Client:
     def _session(
         self, batch: str | None, request_ids: Sequence[str], cursor: int, tokens: bool, follow: bool
     ) -> WatchSession:
-        check_one_subject("batch", batch is not None, request_ids)
-        if batch is not None:
-            check_name("batch", batch)
-        elif not request_ids:
-            raise PenstockError("nothing to watch: give a batch or request ids")
-        check_cursor(cursor)
-        names = checked_names("request_ids", request_ids)
+        names = names_to_watch(batch, request_ids, cursor)
         return WatchSession(self._stub, self._queue, batch, names, cursor, tokens, follow)
 
     async def _prepare_each(self, requests: ManyRequests) -> AsyncIterator[Prepared]:
@@ -442,9 +441,3 @@ class Client:
         if not request.traceparent:
             request.traceparent, request.tracestate, span = self._tracer.context(request.batch)
         return request, span
-
-
-def _check_sendable(what: str, text: str) -> None:
-    """Raise KeysError, without the text, if a call cannot carry it: gRPC would say so at each, in words of its own."""
-    if not (text.isascii() and text.isprintable()):
-        raise KeysError(f"{what}: must be printable ASCII, without a newline")

@@ -97,6 +97,12 @@ def key_from_environment(environment: Mapping[str, str] = os.environ) -> str:
     return key
 
 
+def check_sendable(what: str, text: str) -> None:
+    """Raise KeysError, without the text, if a call cannot carry it: gRPC would say so at each, in words of its own."""
+    if not (text.isascii() and text.isprintable()):
+        raise KeysError(f"{what}: must be printable ASCII, without a newline")
+
+
 def refused_ones(has_keys: bool, proves: Mapping[str, bool]) -> str:
     """Return what is to be said of services that keys would keep out; empty if there is none.
 

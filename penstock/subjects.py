@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from penstock.errors import InvalidRequest
+from penstock.errors import InvalidRequest, PenstockError
 from penstock.limits import MAX_CURSOR
 from penstock.names import check_name, checked_names
 from penstock.queue.v1 import queue_pb2 as pb
@@ -29,6 +29,17 @@ def check_cursor(cursor: object) -> None:
     """Raise InvalidRequest for what is no cursor."""
     if not (isinstance(cursor, int) and 0 <= cursor <= MAX_CURSOR):
         raise InvalidRequest(f"cursor: must be a whole number from 0 to {MAX_CURSOR}, not {cursor!r}", "cursor")
+
+
+def names_to_watch(batch: str | None, request_ids: Sequence[str], cursor: object) -> Sequence[str]:
+    """Return the names of the requests to watch, none of a batch. Raises PenstockError for what cannot be watched."""
+    check_one_subject("batch", batch is not None, request_ids)
+    if batch is not None:
+        check_name("batch", batch)
+    elif not request_ids:
+        raise PenstockError("nothing to watch: give a batch or request ids")
+    check_cursor(cursor)
+    return checked_names("request_ids", request_ids)
 
 
 def of_batch(kind: Callable[[], OfBatch], request_ids: Sequence[str], batch: str | None) -> Iterator[OfBatch]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
+import math
 import os
 import sys
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.client import DEFAULT_RETRY_FOR_S, AnyRequest, Client
 from penstock.connection import CLOSED
-from penstock.errors import Unavailable
+from penstock.errors import InvalidRequest, Unavailable
 from penstock.fields import RequestFields
+from penstock.iteration import BoundedIteration, Mark
 from penstock.queue.v1 import queue_pb2
 from penstock.results import Cancelled, DeadLetter, RequestInfo, Requeued, Result, Submitted, TokenDelta
 from penstock.scheduler.v1 import scheduler_pb2
@@ -35,9 +39,6 @@ Ctrl-C may be this late, and is not lost."""
 
 FORKED = "a client does not outlive a fork; start the process with multiprocessing's spawn or forkserver"
 OWN_THREAD = "a call would wait for itself in the client's own thread (the garbage collector runs finalizers in any)"
-
-END = object()
-"""What a finished stream hands over instead of an item."""
 
 
 class SyncClient:
@@ -66,8 +67,10 @@ class SyncClient:
         """Held while something is given to the loop. The garbage collector and signals may come in between."""
         self._ending = threading.RLock()
         """Held while the client is closed, which others wait for."""
-        self._closed = False
-        """Whether nothing more is given to the loop."""
+        self._closed = threading.Event()
+        """Set when nothing more is given to the loop."""
+        self._timeout_s = math.inf
+        """Longest that a call, or a step of an iteration, is waited for."""
         self._open: set[_Steps[Any]] = set()
         """What iterators read; held here, so that the garbage collector never closes it beside their own end."""
         self._loop = asyncio.new_event_loop()
@@ -98,7 +101,7 @@ class SyncClient:
             return  # the thread is not here, or does not run any more
         self._refuse_own_thread()
         with self._beginning:
-            self._closed = True  # from here on the loop is given nothing but what follows
+            self._closed.set()  # from here on the loop is given nothing but what follows
         with self._ending:
             for last in (self._client.close, _settled):
                 if not self._gone():  # a signal's handler may close it in the midst of this
@@ -113,6 +116,19 @@ class SyncClient:
         self._thread.join()
         self._loop.close()
 
+    def within(self, timeout_s: float) -> Self:
+        """Return this client with a bound: a call, or a step of an iteration, that takes longer raises TimeoutError.
+
+        A call is then given up: its request goes on, a submit may have been stored, a cancel or delete been done. A
+        step is not: the next one waits for the same. What this returns shares all else with the client; to close one
+        is to close both. Raises InvalidRequest unless `timeout_s`, in seconds, is above 0.
+        """
+        if not timeout_s > 0:
+            raise InvalidRequest(f"timeout_s: must be above 0, not {timeout_s}", "timeout_s")
+        bounded = copy.copy(self)
+        bounded._timeout_s = timeout_s
+        return bounded
+
     def submit(self, **fields: Unpack[RequestFields]) -> str:
         """Submit one request and return its id once it is durable."""
         return self._run(self._client.submit(**fields))
@@ -123,6 +139,11 @@ class SyncClient:
         `requests` is read in a thread of its own, some way ahead of the acks; it may call this client. What it raises
         is raised here once what it gave before is acked.
         """
+        return self._bounded(self._acks(requests, wait_for_quota))
+
+    def _acks(
+        self, requests: Iterable[AnyRequest], wait_for_quota: bool
+    ) -> Generator[Submitted | Literal[Mark.LATE], None, None]:
         self._refuse_closed()  # before the source is read
         # Made ready where they are read: a source may change what it has given as soon as it is asked for the next.
         source = SourceThread(map(self._client.prepared, requests), self._loop)
@@ -148,7 +169,9 @@ class SyncClient:
         self, batch: str | None = None, *, request_ids: Sequence[str] = (), cursor: int = 0, follow: bool = False
     ) -> Iterator[Result]:
         """Yield results of a batch, or of at most 10,000 named requests, in completion order."""
-        return self._each(self._client.watch(batch, request_ids=request_ids, cursor=cursor, follow=follow))
+        return self._bounded(
+            self._each(self._client.watch(batch, request_ids=request_ids, cursor=cursor, follow=follow))
+        )
 
     def events(
         self,
@@ -160,13 +183,12 @@ class SyncClient:
         tokens: bool = False,
     ) -> Iterator[Event]:
         """Yield results, progress and (with `tokens`) token deltas."""
-        return self._each(
-            self._client.events(batch, request_ids=request_ids, cursor=cursor, follow=follow, tokens=tokens)
-        )
+        events = self._client.events(batch, request_ids=request_ids, cursor=cursor, follow=follow, tokens=tokens)
+        return self._bounded(self._each(events))
 
     def tokens(self, request_id: str) -> Iterator[TokenDelta]:
         """Yield the tokens of one request while they are generated, until it has ended."""
-        return self._each(self._client.tokens(request_id))
+        return self._bounded(self._each(self._client.tokens(request_id)))
 
     def cancel(self, *request_ids: str, batch: str | None = None) -> Cancelled:
         """Cancel the named requests, or what has not ended of a batch: at least as many as are counted."""
@@ -178,7 +200,7 @@ class SyncClient:
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """Yield the dead letters, oldest first."""
-        return self._each(self._client.dead_letters())
+        return self._bounded(self._each(self._client.dead_letters()))
 
     def requeue(self, *request_ids: str, all_dead: bool = False) -> Requeued:
         """Put dead letters back to the front of their lines: the named ones, or all."""
@@ -209,15 +231,32 @@ class SyncClient:
         return self._run(self._client.backup(name))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns on the loop. Raises Unavailable, also while it waits, if nothing runs there."""
+        """Return what `work` returns on the loop. Raises TimeoutError, and Unavailable if nothing runs there."""
+        future = self._begun(work)
+        with self._given_up_on_failure(future):
+            answer = self._result(future, self._timeout_s)
+            if answer is Mark.LATE:
+                raise TimeoutError(self._late)
+            return answer
+
+    @property
+    def _late(self) -> str:
+        return f"there is no answer after {self._timeout_s:g} s"
+
+    def _begun(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Have a caller's `work` run on the loop. Raises Unavailable if it will not."""
         try:
             self._refuse_own_thread()
-            future = self._begin(work)
+            return self._begin(work)
         except Unavailable:
             work.close()
             raise
+
+    @contextmanager
+    def _given_up_on_failure(self, future: concurrent.futures.Future[Any]) -> Iterator[None]:
+        """Cancel what runs on the loop if anything is raised inside."""
         try:
-            return self._result(future)
+            yield
         except BaseException:
             if not self._gone():
                 future.cancel()
@@ -230,19 +269,22 @@ class SyncClient:
             self._refuse_closed()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _result(self, future: concurrent.futures.Future[T]) -> T:
-        """Wait for what runs on the loop. Raises Unavailable if nothing does any more."""
+    def _result(self, future: concurrent.futures.Future[T], timeout_s: float = math.inf) -> T | Literal[Mark.LATE]:
+        """Wait for what runs on the loop; LATE if that takes longer. Raises Unavailable if nothing does any more."""
+        until = time.monotonic() + timeout_s
         try:
             while True:
                 try:
-                    return future.result(LOOK_S)
+                    return future.result(max(0.0, min(LOOK_S, until - time.monotonic())))
                 except TimeoutError:
                     if future.done():  # it is the work's own, or the work has ended just now
                         return future.result()
                 if why := self._gone():
                     raise Unavailable(why)
+                if time.monotonic() >= until:
+                    return Mark.LATE
         except concurrent.futures.CancelledError:
-            if not self._closed:
+            if not self._closed.is_set():
                 raise
             raise Unavailable(CLOSED) from None
 
@@ -255,7 +297,7 @@ class SyncClient:
 
     def _refuse_closed(self) -> None:
         """Raise Unavailable if nothing more can be given to the loop."""
-        why = self._gone() or (CLOSED if self._closed else "")
+        why = self._gone() or (CLOSED if self._closed.is_set() else "")
         if why:
             raise Unavailable(why)
 
@@ -264,13 +306,22 @@ class SyncClient:
         if threading.current_thread() is self._thread:
             raise Unavailable(OWN_THREAD)
 
-    def _each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Yield what the asynchronous generator yields; closing this generator has it closed."""
+    def _bounded(self, items: Generator[T | Literal[Mark.LATE], None, None]) -> Iterator[T]:
+        return BoundedIteration(items, self._late)
+
+    def _each(self, items: AsyncGenerator[T, None]) -> Generator[T | Literal[Mark.LATE], None, None]:
+        """Yield what the asynchronous generator yields, LATE before each that is; closing this has it closed."""
         steps = _Steps(items)
         self._open.add(steps)
         try:
-            while (item := self._run(steps.next())) is not END:
-                yield item  # type: ignore[misc]
+            while True:
+                step = self._begun(steps.next())
+                with self._given_up_on_failure(step):
+                    while (item := self._result(step, self._timeout_s)) is Mark.LATE:
+                        yield Mark.LATE
+                if item is Mark.END:
+                    return
+                yield item
         finally:
             # Not waited for: of an iterator that was left, the garbage collector runs this, in whichever thread it
             # works, the client's own among them.
@@ -313,10 +364,10 @@ class _Steps(Generic[T]):
         self._items = items
         self._last: asyncio.Task[Any] | None = None
 
-    async def next(self) -> T | object:
+    async def next(self) -> T | Literal[Mark.END]:
         """Return the next item, END after the last."""
         self._last = asyncio.current_task()
-        return await anext(self._items, END)
+        return await anext(self._items, Mark.END)
 
     async def close(self) -> None:
         """Close the generator once it is no longer being asked: a step that was cancelled may be still at its end."""
