@@ -239,8 +239,9 @@ class Client:
     ) -> AsyncGenerator[Result, None]:
         """Yield results of a batch, or of at most 10,000 named requests, in completion order.
 
-        Resume a batch with the `cursor` of the last result seen. Ends when
-        everything has ended, never for a batch with `follow`.
+        Resume a batch with the `cursor` of the last result seen. Ends once
+        nothing of it waits or runs, never for a batch with `follow`. Raises
+        NotFound if nothing is known of a name, or of the batch from its beginning.
         """
         async with aclosing(self.events(batch, request_ids=request_ids, cursor=cursor, follow=follow)) as events:
             async for event in events:

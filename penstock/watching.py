@@ -86,16 +86,23 @@ class WatchSession:
             raise NotFound(f"request_ids: {next(iter(self._open_ids))!r} has no result any more")
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield results, tokens and progress as plain objects."""
+        """Yield results, tokens and progress as plain objects.
+
+        Raises NotFound at the end of a batch, watched from the beginning, of which there was no result.
+        """
+        known = self._batch is None or self._cursor > 0 or self._follow
         async with aclosing(self.wire_events()) as wire:
             async for event in wire:
                 match event.WhichOneof("event"):
                     case "result":
+                        known = True
                         yield result_from(event.result.result, event.result.cursor)
                     case "tokens":
                         yield tokens_from(event.tokens)
                     case "progress":
                         yield Progress(event.progress.waiting, event.progress.running)
+        if not known:
+            raise NotFound(f"nothing is known of the batch {self._batch!r}")
 
     async def _one_stream(self, patience: Patience) -> AsyncGenerator[list[pb.WatchEvent], None]:
         """Yield what one stream has that is new, what came together together."""

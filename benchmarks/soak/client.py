@@ -14,13 +14,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import openai
 
 from benchmarks.lifecycle.role import serve
-from penstock import Client, Outcome, PenstockError
+from penstock import Client, NotFound, Outcome, PenstockError
 from penstock.request.v1 import request_pb2 as pb
 from services.rpc.loop import run
 
@@ -103,9 +103,10 @@ class Soak:
             if submitted.error is not None:
                 self.done[f"batch: {submitted.error.code}"] += 1
         read = 0
-        async with aclosing(self._client.watch(batch)) as results:
-            async for _ in results:
-                read += 1
+        with suppress(NotFound):  # none of it was taken
+            async with aclosing(self._client.watch(batch)) as results:
+                async for _ in results:
+                    read += 1
         self.done["results"] += read
         if self._chance.random() < 0.5:
             self.done["deleted"] += await self._client.delete(batch=batch)

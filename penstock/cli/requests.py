@@ -214,15 +214,12 @@ def watch(
     async def work() -> None:
         async with Client(queue) as client:
             stream = client.events(batch, request_ids=ids or (), cursor=cursor, follow=follow, tokens=tokens)
-            ended, failed = 0, []
+            failed = []
             async with aclosing(stream) as events:
                 async for event in events:
                     _show_event(event, as_json)
-                    if isinstance(event, Result):
-                        ended += 1
-                        failed += [event.request_id] if ids and not event.completed else []
-        if batch is not None and not ended and not cursor:
-            raise CommandError(f"nothing is known of the batch {batch!r}", EX_INCOMPLETE)
+                    if isinstance(event, Result) and ids and not event.completed:
+                        failed.append(event.request_id)
         if failed:
             raise CommandError(f"without a good answer: {', '.join(failed)}", EX_INCOMPLETE)
 

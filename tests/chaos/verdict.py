@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,10 @@ async def judge_results(verdict: Verdict, stack: Stack, gauges: Gauges) -> None:
             for source in sources:
                 lines = InputFile(source)
                 results: Counter[str] = Counter()
-                async for result in client.watch(batch=batch_name(output_of(source), lines, "")):
-                    results[result.client_reference] += 1
-                    _count(verdict, result)
+                with suppress(penstock.NotFound):  # all are lost
+                    async for result in client.watch(batch=batch_name(output_of(source), lines, "")):
+                        results[result.client_reference] += 1
+                        _count(verdict, result)
                 verdict.lost += verdict.note(len(lines) - len(results), f"no result in the queue, of {source.name}")
                 twice = sum(count - 1 for count in results.values())
                 verdict.duplicated += verdict.note(twice, f"second result in the queue, of {source.name}")

@@ -18,3 +18,10 @@ async def test_a_watched_request_without_a_good_answer_is_told_like_one_that_is_
         assert ("r-0  completed" in watched.out, "r-1  cancelled" in watched.out) == (True, True)
         assert (await shell.run("get", "r-1")).status == watched.status
         assert (await shell.run("watch", "r-0")).status == 0
+
+
+async def test_a_batch_of_which_nothing_is_known_is_told() -> None:
+    queue = FakeQueue()
+    async with serving(queue) as address:
+        watched = await Shell(address, queue).run("watch", "--batch", "smus")
+        assert (watched.status, watched.err) == (1, "penstock: nothing is known of the batch 'smus'\n")
