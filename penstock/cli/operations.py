@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -161,10 +161,8 @@ def verify_store(
 
 
 def _offline(*arguments: str) -> None:
-    """Run a tool of the queue service; raises typer.Exit with its status if that is not 0."""
+    """Become a tool of the queue service: a child would go on when a signal ends the command."""
     for argument in arguments:
         if argument.startswith("-"):
             raise CommandError(f"unexpected argument {argument!r}", EX_USAGE)
-    status = subprocess.run([sys.executable, "-m", OFFLINE, *arguments], check=False).returncode
-    if status:
-        raise typer.Exit(status)
+    os.execv(sys.executable, [sys.executable, "-m", OFFLINE, *arguments])

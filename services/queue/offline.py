@@ -1,18 +1,20 @@
 """Tools for the store of a queue that does not run: `python -m services.queue.offline verify|backup|restore`.
 
-The `penstock` command starts them. Exit status: 0 if all is well, 1 if a verification found something, 2 for wrong
-arguments, 69 if the directory cannot be used.
+The `penstock` command becomes them. Exit status: 0 if all is well, 1 if a verification found something, 2 for wrong
+arguments, 69 if the directory cannot be used, 130 if Ctrl-C, SIGTERM or the end of the terminal ended it.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from penstock.exits import EX_FOUND, EX_UNAVAILABLE, EX_USAGE
+from penstock.exits import EX_FOUND, EX_INTERRUPTED, EX_UNAVAILABLE, EX_USAGE
 from services.descriptors import raise_file_limit
 from services.queue.core.records import FAMILIES, META, SCHEMA_KEY
 from services.queue.storage.backup import BackupError, BackupNameError, backups_of, make_backup, restore
@@ -119,5 +121,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EX_UNAVAILABLE
 
 
+def interruptible() -> int:
+    """Run one tool, which a signal ends once what it has open is closed, and return the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # who ignores it (nohup) goes on ignoring it
+            signal.signal(number, _interrupt)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return EX_INTERRUPTED
+
+
+def _interrupt(*_signal: Any) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interruptible())

@@ -8,6 +8,7 @@ result of another's request under the name of its own. `restore` moves the numbe
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -103,7 +104,8 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
     """Make the data directory `data_dir`, which must be missing or empty, of `backup`; return its counters.
 
     Every counter goes on far beyond anything given out before: names, cursors and fencing tokens that only the lost
-    life of the store gave out stay unknown for ever. Raises BackupError, with nothing left behind.
+    life of the store gave out stay unknown for ever. Raises BackupError, with nothing left behind; also where another
+    process is making the same data directory.
     """
     data_dir = _named(data_dir)
     if not (backup / BACKUP_MARK).is_file():
@@ -112,10 +114,14 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
         raise BackupError(f"{data_dir} is not empty; a backup is restored to a new place")
     partial = data_dir.with_name(f".{data_dir.name}.restoring")
     try:
-        data_dir.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
+        held = _hold(partial, data_dir)
+    except OSError as error:
+        raise BackupError(f"{backup} cannot be restored: {error}") from None
+    try:
+        _empty(partial)  # of what a restore that was killed has left
         # Copied and not linked: what damages the one directory must not reach the other.
-        shutil.copytree(backup, partial, ignore=shutil.ignore_patterns(BACKUP_MARK, "LOCK"))
+        ignored = shutil.ignore_patterns(BACKUP_MARK, "LOCK")
+        shutil.copytree(backup, partial, ignore=ignored, dirs_exist_ok=True)
         counters = _move_on(partial, now_ns)
         _sync(partial)
         partial.rename(data_dir)
@@ -124,7 +130,40 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
         shutil.rmtree(partial, ignore_errors=True)
         text = str(error).replace(str(partial), str(backup))  # the copy is gone, and its files are the backup's
         raise BackupError(f"{backup} cannot be restored: {text}") from None
+    except KeyboardInterrupt:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        os.close(held)
     return counters
+
+
+def _hold(partial: Path, data_dir: Path) -> int:
+    """Make the directory in which `data_dir` is restored, and return the open lock on it. Raises BackupError, OSError.
+
+    The lock ends with the process, however that ends, and what is locked becomes the data directory or is removed.
+    """
+    partial.mkdir(parents=True, exist_ok=True)
+    handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(handle), partial.stat()):
+            raise BlockingIOError  # it was another's, and ended between the two
+    except (BlockingIOError, FileNotFoundError):
+        os.close(handle)
+        raise BackupError(f"{data_dir} is being restored by another process") from None
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _move_on(path: Path, now_ns: int) -> Counters:
