@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import io
 import os
 import sys
@@ -19,7 +20,11 @@ def tell(text: str, stream: TextIO) -> None:
 
 def escape_unknown(stream: TextIO, handler: str = "backslashreplace") -> None:
     """Have `stream` write what its encoding has no bytes for as an escape, or as `handler` has it, and not fail."""
-    if isinstance(stream, io.TextIOWrapper) and stream.errors in {"strict", "backslashreplace"}:
+    if not isinstance(stream, io.TextIOWrapper):
+        return
+    # In the C locale Python writes the bytes of names that it could not decode; UTF-8 has bytes for all else.
+    lacks = stream.errors == "surrogateescape" and codecs.lookup(stream.encoding).name != "utf-8"
+    if lacks or stream.errors in {"strict", "backslashreplace"}:
         stream.reconfigure(errors=handler)
 
 

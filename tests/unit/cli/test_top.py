@@ -15,6 +15,8 @@ import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from penstock.scheduler.v1 import scheduler_pb2 as pb
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
@@ -95,12 +97,15 @@ async def test_a_frame_for_a_script() -> None:
     assert "the queue does not answer: nothing answers on 127.0.0.1:1" in alone.err
 
 
-async def test_a_frame_for_a_terminal_that_knows_no_bars() -> None:
+@pytest.mark.parametrize(
+    "says", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}], ids=lambda says: next(iter(says))
+)
+async def test_a_frame_for_a_terminal_that_knows_no_bars(says: dict[str, str]) -> None:
     async with serving(FakeQueue()) as queue, serving_scheduler(FakeScheduler(STATUS)) as scheduler:
         flags = ("--once", "--queue", queue, "--scheduler", scheduler, "--interval-s", "0.1")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "penstock", "top", *flags,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **says},
         )  # fmt: skip
         out, err = await process.communicate()
     assert (process.returncode, err) == (0, b"")
