@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, Unpack
 
 from opentelemetry import trace
 
@@ -59,7 +59,7 @@ DEFAULT_RETRY_FOR_S = 60.0
 DEAD_PAGE_SIZE = 500
 """Dead letters in one answer: half as many as the queue gives at most."""
 
-AnyRequest: TypeAlias = RequestFields | request_pb2.Request
+AnyRequest: TypeAlias = RequestFields | Mapping[str, Any] | request_pb2.Request
 ManyRequests: TypeAlias = AsyncIterable[AnyRequest] | Iterable[AnyRequest]
 
 

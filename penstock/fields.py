@@ -161,7 +161,7 @@ def copied(message: pb.Request) -> pb.Request:
     return copy
 
 
-def build_request(fields: RequestFields) -> pb.Request:
+def build_request(fields: RequestFields | Mapping[str, Any]) -> pb.Request:
     """Return the wire request; raises InvalidRequest naming the field if one is unknown or of the wrong type."""
     if not isinstance(fields, Mapping):
         text = f"request: must be fields by name, or a Request, not {type(fields).__name__}"
