@@ -42,7 +42,7 @@ from penstock.results import (
 )
 from penstock.scheduler.v1 import scheduler_pb2
 from penstock.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from penstock.subjects import names_to_watch, of_batch, of_dead
+from penstock.subjects import check_one_name, names_to_watch, of_batch, of_dead
 from penstock.submit_line import SubmitLines
 from penstock.submitting import WINDOW_BYTES, Prepared, SubmitSession, too_large, with_key
 from penstock.tls import TlsFiles
@@ -208,8 +208,9 @@ class Client:
     async def get(self, request_id: str | None = None, *, idempotency_key: str = "", tenant: str = "") -> RequestInfo:
         """Return the state of a request, named by its id or by its idempotency key.
 
-        Raises InvalidRequest for what is no name, or NotFound.
+        Raises InvalidRequest for what is no name or for both, or NotFound.
         """
+        check_one_name(request_id, idempotency_key)
         request = pb.GetRequest()
         if request_id is not None:
             check_name("request_id", request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -10,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import TypeAlias, TypeVar
 
 from penstock.credentials import Credentials, Identity, key_from_environment
-from penstock.errors import PenstockError, Unavailable, from_rpc
+from penstock.errors import InvalidRequest, PenstockError, Unavailable, from_rpc
 from penstock.limits import (
     BACKOFF_FIRST_S,
     BACKOFF_MOST_S,
@@ -103,10 +104,12 @@ class Connection:
         """Connect lazily; calls are retried on UNAVAILABLE for `retry_for_s` seconds.
 
         TLS and key are as `tls` and `credentials` say, by default as the environment does; raises TlsError if the
-        files of TLS are no good, and PenstockError in a process that was forked from one with connections, or in a
-        thread without an event loop.
+        files of TLS are no good, InvalidRequest if `retry_for_s` is no number, and PenstockError in a process that was
+        forked from one with connections, or in a thread without an event loop.
         """
         _refuse_fork()
+        if not isinstance(retry_for_s, int | float) or math.isnan(retry_for_s):
+            raise InvalidRequest(f"retry_for_s: must be a number of seconds, not {retry_for_s!r}", "retry_for_s")
         self.address = address
         files = TlsFiles.from_environment() if tls is None else tls
         self._credentials = credentials or Credentials(key_from_environment())

@@ -25,6 +25,12 @@ def check_one_subject(field: str, given: bool, request_ids: object) -> None:
         raise InvalidRequest(f"request_ids: given beside {field}, which means all of it; give only one", "request_ids")
 
 
+def check_one_name(request_id: str | None, idempotency_key: str) -> None:
+    """Raise InvalidRequest where a request is named twice over: the names may be those of two."""
+    if request_id is not None and idempotency_key:
+        raise InvalidRequest("idempotency_key: given beside request_id; give only one", "idempotency_key")
+
+
 def check_cursor(cursor: object) -> None:
     """Raise InvalidRequest for what is no cursor."""
     if not (isinstance(cursor, int) and 0 <= cursor <= MAX_CURSOR):

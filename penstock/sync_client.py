@@ -123,8 +123,8 @@ class SyncClient:
         step is not: the next one waits for the same. What this returns shares all else with the client; to close one
         is to close both. Raises InvalidRequest unless `timeout_s`, in seconds, is above 0.
         """
-        if not timeout_s > 0:
-            raise InvalidRequest(f"timeout_s: must be above 0, not {timeout_s}", "timeout_s")
+        if not (isinstance(timeout_s, int | float) and timeout_s > 0):
+            raise InvalidRequest(f"timeout_s: must be a number above 0, not {timeout_s!r}", "timeout_s")
         bounded = copy.copy(self)
         bounded._timeout_s = timeout_s
         return bounded

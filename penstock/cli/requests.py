@@ -210,6 +210,8 @@ def watch(
 ) -> None:
     """Print results as requests end, in completion order."""
     _check_subject(ids, batch)
+    if ids and (cursor or follow):
+        raise CommandError(f"{'--cursor' if cursor else '--follow'}: is for --batch; ids are watched whole", EX_USAGE)
 
     async def work() -> None:
         async with Client(queue) as client:

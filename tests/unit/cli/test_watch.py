@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.fake_queue import FakeQueue, cancelled, serving
 from tests.support.shell import Shell
 
@@ -25,3 +27,9 @@ async def test_a_batch_of_which_nothing_is_known_is_told() -> None:
     async with serving(queue) as address:
         watched = await Shell(address, queue).run("watch", "--batch", "smus")
         assert (watched.status, watched.err) == (1, "penstock: nothing is known of the batch 'smus'\n")
+
+
+@pytest.mark.parametrize("option", [["--follow"], ["--cursor", "7"]])
+async def test_what_is_for_a_batch_is_refused_beside_ids(option: list[str]) -> None:
+    watched = await Shell("127.0.0.1:1", FakeQueue()).run("watch", "r-0", *option)
+    assert (watched.status, watched.err) == (2, f"penstock: {option[0]}: is for --batch; ids are watched whole\n")

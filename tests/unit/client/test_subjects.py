@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -86,3 +87,16 @@ async def test_names_beside_what_means_all_of_it_are_refused(queue: Strict, call
             await make(client)
     assert refused.value.param == "request_ids"
     assert queue.calls == []
+
+
+async def test_a_request_is_named_in_one_way(queue: Strict) -> None:
+    async with serving(queue) as address, penstock.Client(address) as client:
+        with pytest.raises(penstock.InvalidRequest, match=r"^idempotency_key: given beside request_id") as refused:
+            await client.get("r-0", idempotency_key="k")
+        assert refused.value.param == "idempotency_key"
+
+
+@pytest.mark.parametrize("retry_for_s", [None, "60", math.nan])
+async def test_a_patience_is_a_number(retry_for_s: Any) -> None:
+    with pytest.raises(penstock.InvalidRequest, match=r"^retry_for_s: must be a number of seconds, not "):
+        penstock.Client("127.0.0.1:1", retry_for_s=retry_for_s)

@@ -122,7 +122,7 @@ def test_it_shares_the_end_with_the_client(client: penstock.SyncClient) -> None:
         bounded.stats()
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan])
-def test_a_bound_is_above_0(client: penstock.SyncClient, timeout_s: float) -> None:
-    with pytest.raises(penstock.InvalidRequest, match="timeout_s: must be above 0"):
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.nan, None])
+def test_a_bound_is_above_0(client: penstock.SyncClient, timeout_s: Any) -> None:
+    with pytest.raises(penstock.InvalidRequest, match="timeout_s: must be a number above 0"):
         client.within(timeout_s)
