@@ -37,7 +37,7 @@ SERVICES: dict[str, Callable[[], object]] = {
     "penstock queue": lambda: load_settings(QueueSettings, "penstock queue", []),
     "scheduler": lambda: load_settings(SchedulerSettings, "scheduler", []),
     "penstock gateway": lambda: load_settings(GatewaySettings, "penstock gateway", []),
-    "worker": lambda: load_arguments(["--model", "m"]),
+    "penstock worker": lambda: load_arguments(["--model", "m"]),
 }
 
 
