@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -15,30 +14,13 @@ from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.places import Places
 from services.scheduler.core.sharing.savings import Savings
 from services.scheduler.core.sharing.share import Share
+from tests.support.counting import count_calls
 from tests.support.scheduling import Rig, announced, shape
 
 pytestmark = pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
 
 ADAPTERS = tuple(f"adapter-{number}" for number in range(8))
 MANY = 300
-
-
-def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> Callable[[], int]:
-    """Count calls of a method; return what tells how many there were since it was asked last."""
-    calls, method = 0, getattr(owner, name)
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return method(*arguments)
-
-    def since() -> int:
-        nonlocal calls
-        found, calls = calls, 0
-        return found
-
-    monkeypatch.setattr(owner, name, counted)
-    return since
 
 
 def rig_with_large_one_drained(shares: dict[str, Share]) -> Rig:

@@ -42,6 +42,8 @@ class Deposits:
         self._by_request: dict[str, Deposit] = {}
         self._by_account: dict[Account, dict[str, Deposit]] = {}
         self._by_line: dict[Line, dict[str, Deposit]] = {}
+        self.payments = 0
+        """How often anything was paid, spent or paid back."""
         self.in_doubt = False
         """Whether workers have come or gone away, so that any of them may be in vain."""
 
@@ -87,6 +89,7 @@ class Deposits:
         """Pay for a head that waits, once."""
         if head.request_id in self._by_request:
             return
+        self.payments += 1
         deposit = Deposit(head, account, line, account.pay(cost_block_ns))
         self._by_request[head.request_id] = deposit
         self._by_account.setdefault(account, {})[head.request_id] = deposit
@@ -101,6 +104,7 @@ class Deposits:
         deposit = self._by_request.pop(entry.request_id, None)
         if deposit is None:
             return 0
+        self.payments += 1
         left = self._by_account[deposit.account]
         del left[entry.request_id]
         if not left:

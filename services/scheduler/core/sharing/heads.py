@@ -57,10 +57,15 @@ class Heads:
         """For heads that were looked at before, of the same channel, and wait for its ceiling."""
         self._no_worker: bool | None = None
         """Whether others save on all workers of the pool, None until that is asked in a look at heads."""
+        self._known: dict[Account, Older] = {}
+        """What heads are to younger ones, until anything is granted, saved, paid, paid back or set aside."""
+        self._payments = 0
+        """How many of those there had been."""
 
     def begin(self, now_ns: int) -> None:
         """Start a pass."""
         self._now_ns = now_ns
+        self._known.clear()
 
     def bid(self, account: Account, alone: bool) -> Bid:
         """Return what the channel would do next in the pool; whoever nobody could run meanwhile is set aside.
@@ -86,6 +91,7 @@ class Heads:
         """
         takes_part, looked_at = False, 0
         self._no_worker = None
+        self._known.clear()
         account.channel.set_unserved_aside(self._fleet.serving)
         bid = self._look_at_paid(account)
         if bid is not None:
@@ -97,6 +103,7 @@ class Heads:
             looked_at += 1
             bid = self._look_at_head(account, line, head)
             if bid is None:
+                self._known.clear()
                 if (following := line.head()) is not None:
                     insort(heads, (line, self._head_here(account, line, following)), looked_at, key=_order_of)
                 continue
@@ -253,6 +260,7 @@ class Heads:
     def capped_savings(self) -> list[Saving]:
         """Return savings where an older head waits for its channel's ceiling: it would for ever, if they started."""
         found: list[Saving] = []
+        self._known.clear()  # savings have ended since
         for account in self._savings.accounts():
             if account.channel.share.has_ceiling:
                 savings = self._savings.of_account(account)
@@ -263,18 +271,21 @@ class Heads:
     def _older(self, account: Account, entries: list[Entry]) -> Older:
         """Return what heads of a channel with a ceiling are to younger entries, of which these are all."""
         channel, pool = account.channel, account.pool
-        older = Older()
-        youngest = max(map(order, entries))
-        for line, head in self._heads_here(account) if channel.share.has_ceiling else ():
-            key = order(head)
-            if key >= youngest:
-                break
+        if not channel.share.has_ceiling:
+            return Older([])
+        if self._payments != self._deposits.payments:
+            self._payments = self._deposits.payments
+            self._known.clear()
+        older = self._known.get(account)
+        if older is None:
+            older = self._known[account] = Older(self._heads_here(account))
+        for line, head in older.look_before(max(map(order, entries))):
             if self._savings.of(head) is not None:
                 continue
             if not self._places.could_save(channel, pool, head, self._now_ns, older.last.kept):
-                older.add(key, self._kept_at_ceiling(channel, head), set())
+                older.add(order(head), self._kept_at_ceiling(channel, head), set())
             elif self._deposits.of(head) is None and not self._deposits.older_waits(account, head):
-                older.add(key, NONE_KEPT, set(self._fleet.serving(line.model)))
+                older.add(order(head), NONE_KEPT, set(self._fleet.serving(line.model)))
         return older
 
     def _look_at_paid(self, account: Account) -> Bid | None:

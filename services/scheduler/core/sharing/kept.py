@@ -35,12 +35,9 @@ class Kept:
 
     def with_those(self, other: Kept) -> Kept:
         """Return these and the others."""
-        if not other._needed_blocks:
-            return self
-        needed_blocks = dict(self._needed_blocks)
-        for group, blocks in other._needed_blocks.items():
-            needed_blocks[group] = min(needed_blocks.get(group, blocks), blocks)
-        return Kept(needed_blocks)
+        mine, others = self._needed_blocks, other._needed_blocks.items()
+        smaller = {group: blocks for group, blocks in others if blocks < mine.get(group, ANY_SIZE)}
+        return Kept({**mine, **smaller}) if smaller else self
 
 
 NONE_KEPT: Final = Kept({})
