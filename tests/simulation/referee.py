@@ -293,7 +293,7 @@ class SchedulerReferee:
     def _is_out_of_reach(self, entry: Entry) -> bool:
         """Return whether the largest workers that serve the entry take no grants, or not even they could hold it."""
         request, now_ns = entry.announced, self._machine._arbiter._now_ns
-        shapes = {w: w.shape for w in self._machine.fleet if w.group.serves(request.model)}
+        shapes = {w: w.shape for w in self._machine.fleet if request.model in ("", *w.models)}
         largest = max((shape.capacity_blocks for shape in shapes.values()), default=0)
         return not any(
             worker.takes_grants(now_ns) and largest == shape.capacity_blocks >= needed_blocks(request, shape)

@@ -7,16 +7,13 @@ once and not once per worker. Their capacities may differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 from services.core.drain import NEVER_ASKED, Drain
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOpened
-
-MODELS_REMEMBERED = 1024
-"""Model names whose groups are kept at hand: far more than a fleet serves, and what callers make up costs no more."""
 
 MOST_SERVED_MODELS = 1024
 """Names the queue is told of as served, the protocol's bound. Each may have a window announced in every channel, so the
@@ -84,10 +81,6 @@ class Group:
     def key(self) -> GroupKey:
         """What tells it from others: one that comes when its last worker has gone may be as it was."""
         return self.models, token_geometry(self.shape)
-
-    def serves(self, model: str) -> bool:
-        """Return whether the workers answer to this model name; "" accepts any."""
-        return not model or model in self.models
 
     def measure(self) -> None:
         """Find the largest and least capacity after a worker has come or gone; one that is away for a moment counts."""
@@ -282,6 +275,8 @@ class Fleet:
         self._by_id: dict[str, Worker] = {}
         self._groups: dict[GroupKey, Group] = {}
         self._serving: dict[str, list[Group]] = {}
+        """All names that anybody answers to: what callers make up is looked up in vain, and costs no more."""
+        self._nobody: list[Group] = []
         self._models: tuple[str, ...] | None = ()
         self._pools = Pools()
         self.changes = 0
@@ -348,9 +343,7 @@ class Fleet:
         del group.workers[worker.epoch]
         group.measure()
         if not group.workers:
-            del self._groups[group.key]
-            self._pools.remove(group)
-            self._groups_changed()
+            self._forget(group)
 
     def largest_blocks(self) -> Groups:
         """Return the capacity of the largest worker of each group."""
@@ -358,12 +351,11 @@ class Fleet:
 
     def serving(self, model: str) -> list[Group]:
         """Return the groups that answer to the model, in the order they came; to be read and not changed."""
-        found = self._serving.get(model)
-        if found is None:
-            found = [group for group in self._groups.values() if group.serves(model)]
-            if len(self._serving) < MODELS_REMEMBERED:
-                self._serving[model] = found
-        return found
+        return self._serving.get(model, self._nobody)
+
+    def served(self) -> Collection[str]:
+        """Return what may be asked for and somebody serves, "" for any; to be read and not changed."""
+        return self._serving
 
     def _group(self, opened: WorkerOpened) -> Group:
         key = opened.models, token_geometry(opened.shape)
@@ -371,12 +363,20 @@ class Fleet:
         if group is None:
             group = self._groups[key] = Group(opened.models, opened.shape, Pool())
             self._pools.add(group)
-            self._groups_changed()
+            self._models = None
+            for model in dict.fromkeys(("", *group.models)):
+                self._serving[model] = [*self.serving(model), group]
         return group
 
-    def _groups_changed(self) -> None:
-        self._serving.clear()
+    def _forget(self, group: Group) -> None:
+        """Answer with a group no more that has lost its last worker."""
+        del self._groups[group.key]
+        self._pools.remove(group)
         self._models = None
+        for model in dict.fromkeys(("", *group.models)):
+            self._serving[model] = [other for other in self._serving[model] if other is not group]
+            if not self._serving[model]:
+                del self._serving[model]
 
     def models(self) -> tuple[str, ...]:
         """Return what may be asked for and somebody serves, sorted: all names of every worker, and "" for any.

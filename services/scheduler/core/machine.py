@@ -28,7 +28,7 @@ from services.scheduler.core.sharing.channel import Channel
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.standby import StandBy, of_earlier
-from services.scheduler.core.waiting import Waiting, unserved
+from services.scheduler.core.waiting import Unserved, Waiting
 from services.scheduler.core.windows import Windows
 
 UNCLAIMED_PAUSE_NS: Final = 500_000_000
@@ -211,13 +211,13 @@ class Machine:
     def _gone(self, gone: m.Gone, now_ns: int) -> None:
         self._move(gone.request_id, Event.CLAIMED if gone.reason is m.GoneReason.CLAIMED else Event.ENDED, now_ns)
 
-    def unserved(self) -> dict[str, int]:
-        """Return how many announced requests wait for each model that no worker serves; "" is any model."""
-        return unserved(self._lines(), self.fleet)
+    def unserved(self) -> Unserved:
+        """Return what waits for models that no worker serves."""
+        return Unserved(self._roster.channels.values(), self.fleet)
 
     def waiting_blocks(self) -> dict[tuple[str, str], int]:
         """Ask the lines whose turn it is; return the blocks that what waits is expected to need (`Demand`)."""
-        return self._waiting.blocks(self._lines())
+        return self._waiting.blocks(self._roster.channels.values())
 
     def _lines(self) -> list[Line]:
         return [line for channel in self._roster.channels.values() for line in channel.lines.values()]

@@ -97,5 +97,12 @@ def test_pools_are_what_models_link(steps: list[list[str] | int]) -> None:
             for name in own:
                 assert fleet.pools_serving(name) == [worker.group.pool]
                 assert worker.group.pool.serves(name)
+        groups = list(dict.fromkeys(worker.group for worker in fleet))
+        for name in "abcdef":
+            serving = [group for group in groups if name in group.models]
+            assert sorted(map(id, fleet.serving(name))) == sorted(map(id, serving))
+            assert (name in fleet.served()) == bool(serving)
+        assert sorted(map(id, fleet.serving(""))) == sorted(map(id, groups))
+        assert ("" in fleet.served()) == bool(groups)
         for pool in fleet.pools:
             assert pool.models == {"", *(name for group in pool.groups for name in group.models)}

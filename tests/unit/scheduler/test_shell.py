@@ -189,8 +189,8 @@ def test_models_that_nobody_serves_are_named(caplog: pytest.LogCaptureFixture) -
     for _ in range(2):
         assert unserved_series(shell) == {"nope": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        "1 requests wait for the model 'nope', which no connected worker serves",
         "1 requests wait for a worker",
+        "1 requests wait for the model 'nope', which no connected worker serves",
     ]
 
 

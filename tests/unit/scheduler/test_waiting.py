@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.core import messages as m
+from services.scheduler.core.fleet import Fleet
+from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.share import Share
 from services.scheduler.core.snapshot import take_snapshot
-from services.scheduler.core.waiting import SAMPLE_REQUESTS, SAMPLES_PER_LOOK
+from services.scheduler.core.waiting import (
+    MOST_UNSERVED_NAMES,
+    OTHER_MODELS,
+    SAMPLE_REQUESTS,
+    SAMPLES_PER_LOOK,
+    UnservedNames,
+)
 from services.scheduler.metrics import grantable_blocks, starvation
+from tests.support.counting import count_calls
+from tests.support.modules import COMPILED
 from tests.support.scheduling import Rig, announced, shape
 
 SHARES = {"batch": Share(), "chat": Share()}
@@ -85,7 +95,46 @@ def test_a_model_that_nobody_serves_has_no_size() -> None:
     rig = rig_of()
     rig.announce("batch", 5, model="other")
     assert rig.machine.waiting_blocks() == {}
-    assert rig.machine.unserved() == {"other": 1}
+    assert rig.machine.unserved().by_model() == {"other": 1}
+    assert (len(rig.machine.unserved()), rig.machine.unserved().of("other")) == (1, 1)
+
+
+def of_many_names(rig: Rig, names: int) -> None:
+    for channel in SHARES:
+        for number in range(names):
+            rig.announce(channel, 1, model=f"made-up-{number}")
+
+
+@pytest.mark.skipif(COMPILED, reason="nothing patches a compiled method")
+def test_made_up_names_that_have_no_place_cost_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = []
+    for names in (2 * MOST_UNSERVED_NAMES, 4 * MOST_UNSERVED_NAMES):
+        rig, unserved = rig_of(), UnservedNames()
+        rig.announce("batch", 10)
+        rig.announce("batch", 10)
+        of_many_names(rig, names)
+        told, new = unserved.tell(rig.machine.unserved(), rig.now_ns)
+        assert (len(new), told[OTHER_MODELS]) == (MOST_UNSERVED_NAMES + 1, 2 * (names - MOST_UNSERVED_NAMES))
+        with monkeypatch.context() as patched:
+            looks = [count_calls(patched, Fleet, "serving"), count_calls(patched, Line, "__len__")]
+            assert unserved.tell(rig.machine.unserved(), rig.now_ns) == (told, [])
+            assert rig.machine.waiting_blocks() == {("batch", ""): 10}
+            costs.append([since() for since in looks])
+    assert costs[0] == costs[1]
+    assert sum(costs[0]) < 4 * MOST_UNSERVED_NAMES
+
+
+def test_what_waits_for_models_that_somebody_serves_is_found_from_either_side() -> None:
+    """Of more names than lines the lines are looked at, of more lines than names the names."""
+    for served in (3, 30):
+        rig = Rig(SHARES)
+        rig.open("w", shape(10), aliases=tuple(f"m{number}" for number in range(served)))
+        rig.announce("batch", 10)
+        for model in ("", "m0", "m1", *(f"made-up-{number}" for number in range(10))):
+            rig.announce("batch", 4, model=model)
+        assert rig.machine.waiting_blocks() == {("batch", model): 4 for model in ("", "m0", "m1")}
+        assert len(rig.machine.unserved()) == sum(rig.machine.unserved().by_model().values()) == 10
+        assert rig.machine.unserved().of("m0") == 0
 
 
 def test_a_forecast_counts_what_a_request_will_grow_to() -> None:
