@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from services.scheduler.core import ledger as ledger_module
-from services.scheduler.core.ledger import Change, Ledger, Verdict
+from services.scheduler.core.ledger import RELEASES_REMEMBERED, Change, Ledger, Verdict
 from services.scheduler.core.messages import Holding
 
 
@@ -161,3 +163,16 @@ def test_what_is_remembered_of_releases_is_bounded(monkeypatch: pytest.MonkeyPat
         ledger.release(name, seq)
     assert ledger.release("a", 9).verdict is Verdict.UNKNOWN
     assert ledger.release("b", 9).verdict is Verdict.LATE
+
+
+def test_what_is_remembered_of_releases_is_little_for_each_of_many_workers() -> None:
+    tracemalloc.start()
+    ledger = Ledger(10)
+    for seq in range(8 * RELEASES_REMEMBERED):
+        name = f"{seq:036d}"
+        ledger.book(name, "batch", 1)
+        ledger.release(name, seq + 1)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 200_000
+    assert ledger.release(f"{8 * RELEASES_REMEMBERED - 1:036d}", 9).verdict is Verdict.LATE
