@@ -91,6 +91,18 @@ def test_a_forecast_has_the_request_and_no_longer_its_grant() -> None:
     assert view.forecast.peak_blocks(0.0) == 0 < before
 
 
+def test_life_tables_hear_no_more_of_a_grant_that_was_acked_before_it_met_its_request() -> None:
+    """No worker of ours says anything of one that stands; what another says is taken back when the request comes."""
+    made = rig(1000, "predictive")
+    run_one(made, blocks=20, max_tokens=50)
+    made.settle(standing(made)[-1], 40)
+    tables = made.machine.policy._lengths._tables.values()  # type: ignore[attr-defined]
+    assert any(any(table.exposed) for table in tables), "it may end before it is heard of again"
+    made.release(use(made, blocks=20, max_tokens=50))
+    made.release(standing(made)[-1], m.ReleaseCause.RECALLED)
+    assert not any(any(table.exposed) for table in tables)
+
+
 def test_a_ceiling_is_no_standing_grants_either() -> None:
     made = rig(100, a=Share(ceiling_share=0.05), b=Share())
     run_one(made, "b", 2)

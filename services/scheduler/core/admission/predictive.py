@@ -238,6 +238,7 @@ class Predictive(Policy):
         view = self._views[worker.epoch]
         flight = view.flights.pop(grant, None)
         if flight is not None:
+            self._expose(flight, 0)
             view.remove(flight)
         self.booked(worker, request, blocks, None)
 
