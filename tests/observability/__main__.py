@@ -23,7 +23,7 @@ from tests.support.promql import OBSERVABILITY, alerts, compared, panel_queries
 from tests.support.waiting import wait_for, wait_for_async
 from tests.support.web import ask, asked
 
-RULE_TESTS = Path(__file__).with_name("alerts.test.yaml")
+RULE_TESTS = sorted(str(path) for path in Path(__file__).parent.glob("*.test.yaml"))
 WORKER_FLAGS = ["--engine", "simulated", "--served-model-name", "tiny", "--profile", "cpu-small"]
 COMPLETIONS = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "the river", "max_tokens": 16}
@@ -129,7 +129,7 @@ def main() -> None:
     if not (shutil.which("prometheus") and shutil.which("promtool")):
         sys.exit("needs prometheus and promtool: apt-get install prometheus")
     say(promtool("check", "rules", str(OBSERVABILITY / "alerts.yaml")).strip())
-    say(promtool("test", "rules", str(RULE_TESTS)).strip())
+    say(promtool("test", "rules", *RULE_TESTS).strip())
     with tempfile.TemporaryDirectory() as directory:
         fleet = Fleet(Path(directory) / "fleet")
         try:

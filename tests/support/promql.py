@@ -28,6 +28,7 @@ NOT_OURS = {
     "process_resident_memory_bytes": frozenset[str](),
     "process_cpu_seconds_total": frozenset[str](),
     "process_open_fds": frozenset[str](),
+    "process_start_time_seconds": frozenset[str](),
 }
 """Metrics of Prometheus itself and of its client library."""
 
