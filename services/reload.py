@@ -17,6 +17,7 @@ from typing import Generic, TypeAlias, TypeVar
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from penstock.config_file import is_read_once
+from services.born import begin
 from services.config import ChannelledSettings
 from services.config_reading import SettingsRefusedError, read_settings
 
@@ -64,8 +65,7 @@ class Reloader(Generic[S]):
             ["outcome"],
             registry=registry,
         )
-        for outcome in OUTCOMES:
-            self._outcomes.labels(outcome)
+        begin(self._outcomes, OUTCOMES)
         Gauge(
             f"penstock_{service}_config_refused",
             "1 while the configuration, as it was last read, is no good, and the former one stays in force; else 0.",

@@ -10,7 +10,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from penstock.exits import EX_CONFIG
 from penstock.keys import KeysError
 from services.auth.guard import Guard, Right
-from services.auth.keyring import Keyring
+from services.auth.keyring import Keyring, Reason
+from services.born import begin
 from services.clock import Clock
 from services.config import ChannelledSettings
 
@@ -26,6 +27,7 @@ class AuthMetrics:
             ["reason"],
             registry=registry,
         )
+        begin(self.refused, Reason)
         self.reload_errors = Counter(
             f"penstock_{service}_keys_reload_errors_total",
             "Times the keys file changed into one that cannot be read.",

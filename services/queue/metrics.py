@@ -12,9 +12,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.auth.setup import AuthMetrics
+from services.born import begin
 from services.local_metrics import LocalCounter, LocalHistogram
-from services.queue.core.effects import QueueView
-from services.queue.core.lifecycle import Outcome
+from services.queue.core.effects import QueueView, RefusedReason
+from services.queue.core.lifecycle import TABLE, Input, Outcome, State
 from services.telemetry import LATENCY_BUCKETS_S
 
 BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -22,6 +23,14 @@ BATCH_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 SYNC_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 """Edges in seconds: from a fast SSD to a disk that stalls."""
+
+REFUSALS = INVALID, BEYOND_QUOTA, UNAVAILABLE = "invalid", "over_quota", "unavailable"
+"""Why submits are refused."""
+
+WENT_BACK = tuple(
+    event.value for (_, event), (after, _) in TABLE.items() if after is State.READY and event is not Input.SUBMIT
+)
+"""What puts a request back in line."""
 
 
 @dataclass
@@ -49,8 +58,7 @@ class TallyCollector(Collector):
         for channel, tally in list(self.by_channel.items()):
             accepted.add_metric([channel], tally.accepted)
             for outcome in Outcome:
-                if tally.ended[outcome]:
-                    ended.add_metric([channel, outcome.name.lower()], tally.ended[outcome])
+                ended.add_metric([channel, outcome.name.lower()], tally.ended[outcome])
         yield accepted
         yield ended
 
@@ -102,6 +110,7 @@ class QueueMetrics:
         self.refused_submits = Counter(
             "penstock_queue_refused_submits_total", "Submits refused, by cause.", ["cause"], registry=registry
         )
+        begin(self.refused_submits, REFUSALS)
         self.requeues = Counter(
             "penstock_queue_requeues_total", "Requests put back in line.", ["channel", "cause"], registry=registry
         )
@@ -111,6 +120,8 @@ class QueueMetrics:
         self.refused_claims = Counter(
             "penstock_queue_refused_claims_total", "Claims refused, by reason.", ["reason"], registry=registry
         )
+        # Not of those that were withdrawn, which are none that a worker made in vain.
+        begin(self.refused_claims, (each.name.lower() for each in RefusedReason if each is not RefusedReason.WITHDRAWN))
         self.deltas = LocalCounter("penstock_queue_token_deltas", "Token deltas passed on to watchers.", registry)
         self.dropped_deltas = LocalCounter(
             "penstock_queue_dropped_token_deltas",
@@ -146,13 +157,18 @@ class QueueMetrics:
             "penstock_queue_e2e_seconds", "Time from submitted to completed.", LATENCY_BUCKETS_S, registry, "channel"
         )
         self.tallies = TallyCollector(registry)
+        self._channels: set[str] = set()
         # Of a store that is being loaded they are not known, and 0 would be news: no dead letters, a full disk.
         for gauge in (self.dead, self.results, self.workers, self.scheduler, self.watchers, self.disk_free):
             gauge.set(math.nan)
 
     def show(self, view: QueueView, now_ns: int, watchers: int, disk_free_bytes: float) -> None:
-        """Set the gauges."""
+        """Set the gauges; begin the counters of a channel that is new."""
         for line in view.lines:
+            if line.channel not in self._channels:
+                self._channels.add(line.channel)
+                begin(self.requeues, [line.channel], WENT_BACK)
+                _ = self.tallies.by_channel[line.channel]
             self.ready.labels(line.channel).set(line.ready)
             self.leased.labels(line.channel).set(line.leased)
             self.oldest.labels(line.channel).set(age_ns(line.oldest_submitted_ns, now_ns) / 1e9)

@@ -13,8 +13,12 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.born import from_zero
 from services.local_metrics import LocalHistogram
+from services.scheduler.core import counters
+from services.scheduler.core.admission.estimate import REJECTIONS
 from services.scheduler.core.admission.policy import Outlook
+from services.scheduler.core.lifecycle import Event
 from services.scheduler.core.snapshot import Snapshot, WorkerView
 from services.scheduler.core.waiting import Demand
 from services.telemetry import LATENCY_BUCKETS_S
@@ -23,6 +27,8 @@ ARBITRATION_BUCKETS_S = (0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0
 """Edges in seconds: from a pass that finds nothing to one that grants to a whole idle fleet."""
 
 PREFIX = "penstock_scheduler_"
+
+EVENTS = tuple(event.value for event in Event)
 
 
 def grantable_blocks(worker: WorkerView) -> int:
@@ -191,15 +197,19 @@ def _demand(snapshot: Snapshot, demand: Demand) -> Iterator[Metric]:
 
 
 def _counts(snapshot: Snapshot) -> Iterator[Metric]:
-    yield _counter("grants", "Grants.", "channel", snapshot.grants)
-    yield _counter("standing_grants_used", "Grants that stood ready.", "channel", snapshot.standing_used)
-    yield _counter("refunds", "ACKs and epoch ends that sent blocks home.", "cause", snapshot.refunds)
-    yield _counter("refunded_blocks", "Blocks sent home.", "cause", snapshot.refunded_blocks)
-    yield _counter("stale_messages", "Messages of an epoch that is over.", "kind", snapshot.stale)
-    yield _counter("duplicate_acks", "ACKs repeated or overtaken.", "kind", snapshot.duplicates)
-    yield _counter("unknown_acks", "ACKs of requests that hold nothing.", "kind", snapshot.unknown)
-    yield _counter("refused_events", "Events a request's lifecycle had no use for.", "event", snapshot.refused)
-    yield _counter("rejected_requests", "Requests no worker could ever hold.", "code", snapshot.rejected)
+    channels = [view.channel for view in snapshot.channels]
+    for name, text, label, known, counted in (
+        ("grants", "Grants.", "channel", channels, snapshot.grants),
+        ("standing_grants_used", "Grants that stood ready.", "channel", channels, snapshot.standing_used),
+        ("refunds", "ACKs and epoch ends that sent blocks home.", "cause", counters.REFUNDS, snapshot.refunds),
+        ("refunded_blocks", "Blocks sent home.", "cause", counters.REFUNDS, snapshot.refunded_blocks),
+        ("stale_messages", "Messages of an epoch that is over.", "kind", counters.STALE_KINDS, snapshot.stale),
+        ("duplicate_acks", "ACKs repeated or overtaken.", "kind", counters.DUPLICATE_KINDS, snapshot.duplicates),
+        ("unknown_acks", "ACKs of requests that hold nothing.", "kind", counters.UNKNOWN_KINDS, snapshot.unknown),
+        ("refused_events", "Events a request's lifecycle had no use for.", "event", EVENTS, snapshot.refused),
+        ("rejected_requests", "Requests no worker could ever hold.", "code", REJECTIONS, snapshot.rejected),
+    ):
+        yield _counter(name, text, label, from_zero(known, counted))
     yield CounterMetricFamily(
         f"{PREFIX}refused_settles", "Tokenizer ACKs refused for want of room.", value=snapshot.refused_settles
     )

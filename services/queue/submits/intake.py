@@ -24,7 +24,7 @@ from services.queue.core.entry import Failure, RequestMeta
 from services.queue.core.messages import NewRequest, Submit
 from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
-from services.queue.metrics import QueueMetrics
+from services.queue.metrics import BEYOND_QUOTA, INVALID, UNAVAILABLE, QueueMetrics
 from services.queue.storage.store import Store, StoreError
 from services.queue.submits.turns import Source, weight_of
 from services.queue.submits.validate import InvalidRequestError, check
@@ -155,7 +155,7 @@ class Intake:
             try:
                 new = self._checked(request, caller)
             except InvalidRequestError as error:
-                self._metrics.refused_submits.labels("invalid").inc()
+                self._metrics.refused_submits.labels(INVALID).inc()
                 if error.failure.code == CHANNEL_DENIED and not taking.all_or_none:
                     # As the guard counts it when it ends a call for the same reason.
                     self._metrics.auth.refused.labels(Reason.CHANNEL).inc()
@@ -206,10 +206,11 @@ class Intake:
         if answer.cancelled():
             return
         if answer.exception() is not None:
-            self._metrics.refused_submits.labels("unavailable").inc(count)
+            self._metrics.refused_submits.labels(UNAVAILABLE).inc(count)
         elif answer.result().refused:
             for failure in answer.result().refused.values():
-                self._metrics.refused_submits.labels("over_quota" if failure.code == OVER_QUOTA else "invalid").inc()
+                cause = BEYOND_QUOTA if failure.code == OVER_QUOTA else INVALID
+                self._metrics.refused_submits.labels(cause).inc()
         if spans:
             _end_spans(spans, answer, self._clock.now_ns())
 

@@ -13,8 +13,16 @@ TOKENIZER_ACK: Final = "tokenizer_ack"
 COMPLETION_ACK: Final = "completion_ack"
 GRANT_USED: Final = "grant_used"
 STANDING_UNUSED: Final = "standing_unused"
+LEAVING: Final = "leaving"
+ENGINE_REPORT: Final = "engine_report"
+SECOND_RELEASE: Final = "second_release"
 
 CAUSE_NAMES: Final = {cause: cause.name.lower() for cause in ReleaseCause}
+
+REFUNDS: Final = (TOKENIZER_ACK, EPOCH_END, STANDING_UNUSED, *CAUSE_NAMES.values())
+STALE_KINDS: Final = (GRANT_USED, ENGINE_REPORT, TOKENIZER_ACK, COMPLETION_ACK, LEAVING)
+DUPLICATE_KINDS: Final = (TOKENIZER_ACK, COMPLETION_ACK, SECOND_RELEASE)
+UNKNOWN_KINDS: Final = (GRANT_USED, TOKENIZER_ACK, COMPLETION_ACK)
 
 
 class Counters:

@@ -15,7 +15,16 @@ from services.scheduler.core.admission.estimate import rejection
 from services.scheduler.core.admission.policy import Policy
 from services.scheduler.core.audit import Audit
 from services.scheduler.core.backlog import Backlog
-from services.scheduler.core.counters import COMPLETION_ACK, EPOCH_END, GRANT_USED, TOKENIZER_ACK, Counters
+from services.scheduler.core.counters import (
+    COMPLETION_ACK,
+    ENGINE_REPORT,
+    EPOCH_END,
+    GRANT_USED,
+    LEAVING,
+    SECOND_RELEASE,
+    TOKENIZER_ACK,
+    Counters,
+)
 from services.scheduler.core.drains import Drains
 from services.scheduler.core.fleet import Fleet, Worker
 from services.scheduler.core.hopeless import Hopeless
@@ -305,7 +314,7 @@ class Machine:
     def _worker_leaving(self, message: m.WorkerLeaving, _now_ns: int) -> None:
         worker = self.fleet.get(message.epoch)
         if worker is None:
-            self.counters.stale["leaving"] += 1
+            self.counters.stale[LEAVING] += 1
         else:
             worker.leaving = True
             self._takes_nothing_new(worker)
@@ -330,7 +339,7 @@ class Machine:
                 self._effects.append(m.Recall(worker.epoch, request_id))
 
     def _engine_report(self, report: m.EngineReport, _now_ns: int) -> None:
-        worker = self._live(report.stream, report.epoch, "engine_report")
+        worker = self._live(report.stream, report.epoch, ENGINE_REPORT)
         if worker is not None:
             usable_blocks = worker.usable_blocks
             worker.observe(report)
@@ -392,7 +401,7 @@ class Machine:
             self.counters.unknown[kind] += 1
         else:
             late_release = change.verdict is Verdict.LATE and kind == COMPLETION_ACK
-            self.counters.duplicates["second_release" if late_release else kind] += 1
+            self.counters.duplicates[SECOND_RELEASE if late_release else kind] += 1
 
     # ---- time ----
 

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 
 from services.scheduler.core.messages import Announced, EngineShape, RejectRequest
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+POOL_TOO_SMALL = "pool_too_small"
+REJECTIONS = (CONTEXT_LENGTH_EXCEEDED, POOL_TOO_SMALL)
+"""Codes of what no worker could ever hold."""
+
 BEYOND_ANY_BLOCKS = 1 << 62
 """What a request needs whose prompt alone exceeds the window."""
 
@@ -98,7 +103,7 @@ def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectReques
     if request.prompt_tokens >= window_tokens:
         return RejectRequest(
             request.request_id,
-            "context_length_exceeded",
+            CONTEXT_LENGTH_EXCEEDED,
             # As vLLM begins: clients know it by these words.
             f"This model's maximum context length is {window_tokens} tokens. However, the prompt has "
             f"{request.prompt_tokens} tokens, which leaves none for the output.",
@@ -107,7 +112,7 @@ def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectReques
     largest = max(shapes, key=lambda shape: shape.capacity_blocks)
     return RejectRequest(
         request.request_id,
-        "pool_too_small",
+        POOL_TOO_SMALL,
         f"the request needs at least {least_blocks(request, largest)} KV-cache blocks;"
         f" the largest worker has {largest.capacity_blocks}",
         "sampling.n" if request.n > 1 else "prompt",
