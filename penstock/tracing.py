@@ -9,6 +9,7 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from penstock.trace_context import state_of
 from penstock.tracing_variables import check_variables, exports_spans
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SubmitTracer:
             return "", "", trace.INVALID_SPAN
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, scope)
-        return carrier.get("traceparent", ""), carrier.get("tracestate", ""), span
+        return carrier.get("traceparent", ""), state_of(carrier.get("tracestate", "")), span
 
     def close(self) -> None:
         """Export what is buffered, for a moment at most, and stop."""

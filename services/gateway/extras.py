@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from penstock.limits import MAX_NAME_BYTES
 from penstock.request.v1 import request_pb2 as pb
+from penstock.trace_context import parent_of, state_of
 from services.gateway.problem import Problem
 
 PREFIX = "x-penstock-"
@@ -29,10 +30,6 @@ MAX_DIGITS = 15
 
 PRIORITY_BOUND = 2**31
 """Priorities are 32-bit integers."""
-
-TRACEPARENT = re.compile(r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
-"""W3C trace context, version 00; one of another form is left out, as the specification says (section 3.2.2.5), and so
-is one that names no trace: ids of zeros are invalid."""
 
 OURS = re.compile(r"(?:batch_[0-9a-f]{32}|several-[0-9a-f]{32}|rb-[0-9a-f]{16}(?:-[0-9a-f]{16})?):")
 """How the keys begin that batches, bodies with several prompts and `penstock run-batch` give their requests: one of a
@@ -80,8 +77,7 @@ def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
     keep = given.get(KEEP, "false").lower()
     if keep not in {"true", "false"}:
         raise _refusal(KEEP, f"must be true or false, got {keep[:40]!r}")
-    trace = given.get("traceparent", "")
-    traced = TRACEPARENT.match(trace) is not None
+    traceparent = parent_of(given.get("traceparent", ""))
     return Extras(
         given.get(CHANNEL, ""),
         _number(given, PRIORITY, -PRIORITY_BOUND, PRIORITY_BOUND - 1),
@@ -89,8 +85,8 @@ def read_extras(headers: Iterable[tuple[str, str]]) -> Extras:
         _prefers_async(value for name, value in headers if name == PREFER),
         key,
         keep == "true" or bool(key),
-        trace if traced else "",
-        given.get("tracestate", "") if traced else "",
+        traceparent,
+        state_of(given.get("tracestate", "")) if traceparent else "",
     )
 
 

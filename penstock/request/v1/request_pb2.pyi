@@ -141,9 +141,13 @@ class Request(_message.Message):
     deadline_unix_ns: _builtins.int
     """Unix time in nanoseconds after which the answer is of no use; 0 means never."""
     traceparent: _builtins.str
-    """W3C trace context of the client's span (`traceparent` header); may be empty."""
+    """W3C trace context of the client's span (`traceparent` header); may be empty. A malformed one is left out; of a later
+    version its first four fields are taken.
+    """
     tracestate: _builtins.str
-    """W3C vendor trace state (`tracestate` header); may be empty."""
+    """W3C vendor trace state (`tracestate` header); may be empty. Left out if it is malformed or has more than 512 bytes,
+    and without a traceparent.
+    """
     text: _builtins.str
     """Text, tokenized by the worker."""
     echo: _builtins.bool

@@ -12,6 +12,7 @@ from penstock.errors import CHANNEL_DENIED
 from penstock.names import BATCH_CHANNEL
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
+from penstock.trace_context import parent_of, state_of
 from services.auth.caller import CALLER, Caller
 from services.auth.keyring import NotAllowedError, Reason
 from services.clock import Clock
@@ -190,6 +191,7 @@ class Intake:
             request.channel = self._default_channel
         if not request.tenant:
             request.tenant = caller.tenant
+        _leave_out_malformed(request)
         payload = request.SerializeToString()
         meta = wire.meta_of(request, len(payload))
         check(request, meta, self._channels)
@@ -233,6 +235,14 @@ def _end_spans(spans: list[Span], answer: asyncio.Future[Submitted], now_ns: int
 
 def _code_of(error: BaseException) -> str:
     return "disk_full" if isinstance(error, RefusedError) and error.disk_full else "store_unavailable"
+
+
+def _leave_out_malformed(request: request_pb2.Request) -> None:
+    """Leave out of a trace's context what cannot be read or is too long: it is no reason to refuse a request."""
+    if request.traceparent:
+        request.traceparent = parent_of(request.traceparent)
+    if request.tracestate:
+        request.tracestate = state_of(request.tracestate) if request.traceparent else ""
 
 
 def _traced(new: NewRequest, request: request_pb2.Request, span: Span) -> NewRequest:

@@ -92,7 +92,7 @@ def check(request: request_pb2.Request, meta: RequestMeta, channels: Collection[
     if meta.channel not in channels:
         known = ", ".join(sorted(channels))
         raise InvalidRequestError("channel", f"{shown(meta.channel)} is unknown; known: {known}", "unknown_channel")
-    _check_sizes(meta, request.tracestate)
+    _check_sizes(meta)
     _check_deadline(meta.deadline_ns)
     kind = request.WhichOneof("prompt")
     _check_prompt(request, kind)
@@ -104,13 +104,11 @@ def check(request: request_pb2.Request, meta: RequestMeta, channels: Collection[
         _check_unknown(request, meta.payload_bytes)
 
 
-def _check_sizes(meta: RequestMeta, tracestate: str) -> None:
+def _check_sizes(meta: RequestMeta) -> None:
     _check_size("tenant", meta.tenant, MAX_NAME_BYTES)
     _check_size("idempotency_key", meta.idempotency_key, MAX_NAME_BYTES)
     _check_size("model", meta.model, MAX_NAME_BYTES)
     _check_size("batch", meta.batch, MAX_NAME_BYTES)
-    _check_size("traceparent", meta.traceparent, MAX_NAME_BYTES)
-    _check_size("tracestate", tracestate, MAX_NAME_BYTES)
     _check_size("client_reference", meta.client_reference, MAX_REFERENCE_BYTES)
 
 

@@ -81,7 +81,12 @@ def test_a_key_of_ours_is_no_clients(tmp_path: Path) -> None:
 NO_TRACES = [f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", TRACE + "\n"]
 
 
-@pytest.mark.parametrize("trace", ["", "garbage", TRACE.upper(), TRACE + "-more", "00-0-0-01", *NO_TRACES])
+@pytest.mark.parametrize("trace", ["", "garbage", TRACE.upper(), TRACE + "-more", TRACE + "-", "00-0-0-01", *NO_TRACES])
 def test_a_malformed_trace_is_no_trace(trace: str) -> None:
     extras = read_extras([("traceparent", trace), ("tracestate", "a=b")])
     assert (extras.traceparent, extras.tracestate) == ("", "")
+
+
+def test_a_trace_of_a_later_version_and_a_state_too_long_are_no_errors() -> None:
+    extras = read_extras([("traceparent", f"cc{TRACE[2:]}-more"), ("tracestate", f"a={'b' * 255}, c={'d' * 256}")])
+    assert (extras.traceparent, extras.tracestate) == (TRACE, "")

@@ -61,7 +61,14 @@ TRACE = f"00-{0xA7:032x}-{9:016x}-01"
 
 @pytest.mark.parametrize(
     ("sent", "kept"),
-    [("", False), (TRACE, True), (TRACE.upper(), False), (f"00-{0:032x}-{0:016x}-00", False), ("x", False)],
+    [
+        ("", False),
+        (TRACE, True),
+        (TRACE.upper(), False),
+        (f"00-{0:032x}-{0:016x}-00", False),
+        ("x", False),
+        ("x" * 600, False),
+    ],
 )
 async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: str, kept: bool) -> None:
     """What names no trace is replaced, or every service would begin one of its own."""
@@ -77,6 +84,22 @@ async def test_what_is_known_of_a_traced_request_is_what_is_stored_of_it(sent: s
     assert (stored.channel, stored.tenant) == ("a", "t")
     assert (stored.traceparent == sent, bool(stored.tracestate)) == (kept, kept)
     assert trace.get_current_span(parent_context(stored.traceparent)).get_span_context().is_valid
+    assert new.meta == wire.meta_of(stored, len(new.payload))
+
+
+@pytest.mark.parametrize("telemetry", [Telemetry(None), Telemetry(TracerProvider())])
+@pytest.mark.parametrize("state", ["a=" + "b" * 511, "no state", "a=b,a=c"])
+async def test_a_state_that_cannot_be_carried_is_left_out_and_refuses_nothing(state: str, telemetry: Telemetry) -> None:
+    committer = resting()
+    intake = Intake(committer, ("a",), "a", SystemClock(), telemetry, QueueMetrics(CollectorRegistry()))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    later = f"cc{TRACE[2:]}-{'more' * 200}"
+    intake.take(1, [(7, request_pb2.Request(text="x", traceparent=later, tracestate=state))])
+    (submit,) = committer._gathered()
+    assert isinstance(submit, Submit)
+    (new,) = submit.requests
+    stored = request_pb2.Request.FromString(new.payload)
+    assert (stored.traceparent, stored.tracestate) == (TRACE, "")
     assert new.meta == wire.meta_of(stored, len(new.payload))
 
 
