@@ -17,7 +17,7 @@ from penstock.limits import MAX_REQUEST_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.auth.caller import CALLER, OPEN_ROLE
-from services.queue import wire
+from services.queue import deeds, wire
 from services.queue.admin import MAX_IDS, MAX_KEYS, Admin
 from services.queue.backup_call import BackupCall
 from services.queue.committer import Committer
@@ -265,12 +265,16 @@ class QueueServicer:
     async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
         """Cancel requests."""
         await self._turn(1)  # what its tenant submitted before it, and waits to be checked, is stored first
-        return await self._parts.admin.cancel(request, context)
+        response = await self._parts.admin.cancel(request, context)
+        deeds.cancelled(request, response)
+        return response
 
     async def Delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
         """Delete results."""
         async with _readable(context):
-            return await self._parts.admin.delete(request, context)
+            response = await self._parts.admin.delete(request, context)
+        deeds.deleted(request, response)
+        return response
 
     async def Stats(self, _request: queue_pb2.StatsRequest, context: Context) -> queue_pb2.StatsResponse:
         """Return counts."""
@@ -285,11 +289,15 @@ class QueueServicer:
         self, request: queue_pb2.RequeueDeadRequest, context: Context
     ) -> queue_pb2.RequeueDeadResponse:
         """Put dead letters back in line."""
-        return await self._parts.admin.requeue_dead(request, context)
+        response = await self._parts.admin.requeue_dead(request, context)
+        deeds.requeued(request, response)
+        return response
 
     async def Backup(self, request: queue_pb2.BackupRequest, context: Context) -> queue_pb2.BackupResponse:
         """Write a consistent copy of the store beside it."""
-        return await self._parts.backup.make(request, context)
+        response = await self._parts.backup.make(request, context)
+        deeds.backed_up(response)
+        return response
 
     # ---- Backlog and Work ----
 

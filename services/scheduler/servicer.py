@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -14,11 +15,14 @@ import grpc
 from penstock.keys import Role
 from penstock.scheduler.v1 import scheduler_pb2
 from services.auth.caller import CALLER
+from services.auth.deeds import note
 from services.auth.keyring import NotAllowedError, Reason
 from services.scheduler import wire
 from services.scheduler.core import messages as m
 from services.scheduler.core.snapshot import WorkerView
 from services.scheduler.runner import Runner, WorkerStream
+
+log = logging.getLogger(__name__)
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
@@ -117,7 +121,9 @@ class SchedulerServicer:
             async with asyncio.timeout(WITHDRAWN_WITHIN_S):
                 await self._runner.withdrawn(request.worker_id)
         now = {found.worker_id: found.reservations for found in self._runner.snapshot().workers}
-        return scheduler_pb2.DrainWorkerResponse(reservations=now.get(request.worker_id, view.reservations))
+        left = now.get(request.worker_id, view.reservations)
+        note(log, "worker %s is drained; it still has %d requests", request.worker_id, left)
+        return scheduler_pb2.DrainWorkerResponse(reservations=left)
 
     async def UndrainWorker(
         self, request: scheduler_pb2.UndrainWorkerRequest, context: Context
@@ -129,6 +135,7 @@ class SchedulerServicer:
             text = f"worker_id: {request.worker_id!r} is not connected; undrain it when it is back"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         self._runner.feed([m.DrainRequested(request.worker_id, undo=True)])
+        note(log, "worker %s is drained no more", request.worker_id)
         return scheduler_pb2.UndrainWorkerResponse()
 
     async def _worker(self, worker_id: str, context: Context) -> WorkerView:

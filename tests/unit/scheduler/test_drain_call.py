@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import cast
 
 import pytest
 
+from penstock.keys import Role
 from penstock.scheduler.v1 import scheduler_pb2
+from services.auth.caller import CALLER, Caller
 from services.scheduler import servicer
 from services.scheduler.core import messages as m
 from services.scheduler.servicer import Context, SchedulerServicer
@@ -73,3 +76,20 @@ async def test_a_drain_is_answered_at_once_where_nothing_stands_ready(monkeypatc
     shell.open()
     async with asyncio.timeout(TIMEOUT_S):
         assert (await (await asked_to_drain(shell))).reservations == 0
+
+
+async def test_a_drain_and_its_end_are_told_with_whose_key(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, servicer.log.name)
+    CALLER.set(Caller(Role.OPERATOR, "t", key_id="ops"))
+    shell, _ = shell_where_one_stands_ready()
+    called = SchedulerServicer(shell.runner)
+    monkeypatch.setattr(servicer, "WITHDRAWN_WITHIN_S", 0)
+    async with asyncio.timeout(TIMEOUT_S):
+        await called.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker_id="w1"), cast("Context", None))
+        await called.UndrainWorker(scheduler_pb2.UndrainWorkerRequest(worker_id="w1"), cast("Context", None))
+    assert [record.getMessage() for record in caplog.records if record.name == servicer.log.name] == [
+        "worker w1 is drained; it still has 1 requests (key ops, operator, tenant t)",
+        "worker w1 is drained no more (key ops, operator, tenant t)",
+    ]

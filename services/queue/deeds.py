@@ -1,0 +1,50 @@
+"""What the log says of calls that end, revive or copy what others may look for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from penstock.queue.v1 import queue_pb2
+from services.auth.deeds import note
+from services.logs import about
+from services.quoting import shown
+
+log = logging.getLogger(__name__)
+
+
+def cancelled(request: queue_pb2.CancelRequest, done: queue_pb2.CancelResponse) -> None:
+    """Note a cancel: by name it is anybody's, and what a gateway does for each client that leaves."""
+    subject, extra = _subject(request)
+    text = "cancelled %s: %d ended, %d told to stop, %d not to be cancelled"
+    values = (subject, done.cancelled, done.aborting, len(done.not_cancelled))
+    note(log, text, *values, anybodys=not request.batch, extra=extra)
+
+
+def deleted(request: queue_pb2.DeleteRequest, done: queue_pb2.DeleteResponse) -> None:
+    """Note a delete of results: whoever has read its own may delete them."""
+    subject, extra = _subject(request)
+    note(log, "deleted the results of %s: %d", subject, done.deleted, anybodys=True, extra=extra)
+
+
+def requeued(request: queue_pb2.RequeueDeadRequest, done: queue_pb2.RequeueDeadResponse) -> None:
+    """Note dead letters that were put back in line."""
+    subject, extra = ("all dead letters", None) if request.all else _named(request.request_ids.ids)
+    note(log, "requeued %s: %d are back in line, %d were none", subject, done.requeued, len(done.not_dead), extra=extra)
+
+
+def backed_up(done: queue_pb2.BackupResponse) -> None:
+    """Note a backup."""
+    note(log, "made a backup at %s: %d requests wait in it, %d have results", done.path, done.waiting, done.results)
+
+
+def _subject(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> tuple[str, dict[str, str] | None]:
+    return (f"batch {shown(request.batch)}", None) if request.batch else _named(request.request_ids.ids)
+
+
+def _named(names: Sequence[str]) -> tuple[str, dict[str, str] | None]:
+    """Return what is said of requests that were named: of one its name, in the field that a search looks in too."""
+    if len(names) > 1:
+        return f"{len(names)} requests by name", None
+    (name,) = names
+    return f"request {shown(name)}", about(name) if name.isascii() and name.isprintable() else None
