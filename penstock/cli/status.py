@@ -24,7 +24,7 @@ from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
-from penstock.live.view import channel_names, stands_by, state_of, unserved_lines, why_refused
+from penstock.live.view import channel_names, stands_by, state_of, tenants_line, unserved_lines, why_refused
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
@@ -143,6 +143,7 @@ def render(now: Reading, rates: Mapping[str, Rate], width: int) -> RenderableTyp
         parts.append(Text(_ledger_line(now.fleet, stands_by(now))))
         parts += [Text(line, style="yellow") for line in unserved_lines(now.fleet)]
     if now.counts is not None:
+        parts += [Text(line)] if (line := tenants_line(now.counts)) else []
         refused = f"; SUBMITS REFUSED: {why_refused(now.counts)}" if now.counts.submits_refused else ""
         parts.append(Text(f"queue: {now.counts.results} results kept, {now.counts.dead} dead letters{refused}"))
     elif now.queue is not None:

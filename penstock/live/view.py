@@ -14,6 +14,12 @@ from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, W
 GONE = "gone"
 """State of a worker in its grace period."""
 
+SEVERAL = 2
+"""Tenants: of one alone there is nothing to tell apart."""
+
+TENANT_LETTERS = 64
+"""As long as a tenant's name may be in a keys file; where there is none a request may name a longer one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Channel:
@@ -191,6 +197,14 @@ def stands_by(reading: Reading) -> bool:
     """Whether the scheduler that was asked is not the one that is connected to the queue, as far as that is told."""
     queue, fleet = reading.counts, reading.fleet
     return fleet is not None and not fleet.queue_connected and queue is not None and queue.scheduler_connected
+
+
+def tenants_line(queue: StatsResponse) -> str:
+    """Return of which tenants most waits, empty unless there are several."""
+    if len(queue.tenants) < SEVERAL:
+        return ""
+    most = (f"{each.tenant[:TENANT_LETTERS]!r} {each.requests} ({each.bytes / 1e6:.1f} MB)" for each in queue.tenants)
+    return f"waiting by tenant: {', '.join(most)}"
 
 
 def why_refused(queue: StatsResponse) -> str:

@@ -44,6 +44,9 @@ DELETE_PAGE = 250
 MAX_KEYS = 1000
 """Keys in one call: as many small results as one answer has room for."""
 
+TENANTS_TOLD = 10
+"""Of which most waits: one that floods a channel is among them."""
+
 MAX_IDS = 10_000
 """Names in one call; a frame of 16 MiB could hold half a million, and all would be in one commit."""
 
@@ -282,6 +285,9 @@ class Admin:
                 completion_tokens=tally.completion_tokens,
                 prompt_tokens=tally.prompt_tokens,
             )
+        if caller.sees is None:
+            for waits in self._committer.machine.book.waiting.most(TENANTS_TOLD):
+                response.tenants.add(tenant=waits.tenant, requests=waits.requests, bytes=waits.bytes)
         return response
 
     async def list_dead(self, request: queue_pb2.ListDeadRequest) -> queue_pb2.ListDeadResponse:

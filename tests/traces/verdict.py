@@ -23,7 +23,7 @@ BOOKED = OF_A_LEASE | {"penstock.worker.id", "penstock.blocks.booked"}
 ATTRIBUTES: dict[str, frozenset[str]] = {
     "penstock.submit": COMMON,
     "gateway.request": COMMON | {"http.request.method", "url.path", "http.response.status_code"},
-    "queue.persist": COMMON | {"penstock.channel"},
+    "queue.persist": COMMON | {"penstock.channel", "penstock.tenant"},
     "queue.wait": OF_A_LEASE,
     "queue.lease": OF_A_LEASE | {"penstock.worker.id", "penstock.lease.end"},
     "queue.complete": COMMON | {"penstock.outcome", "penstock.attempt"},

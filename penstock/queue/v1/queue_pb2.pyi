@@ -1039,6 +1039,7 @@ class StatsResponse(_message.Message):
     REFUSAL_FIELD_NUMBER: _builtins.int
     BATCH_CHANNEL_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     dead: _builtins.int
     """Live dead letters."""
     results: _builtins.int
@@ -1067,6 +1068,12 @@ class StatsResponse(_message.Message):
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelStats]:
         """One per configured channel, also if empty."""
 
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantWaiting]:
+        """The tenants of which most requests wait, at most ten, most first; where very many have about as many, some of them.
+        Told to callers who see every tenant's requests.
+        """
+
     def __init__(
         self,
         *,
@@ -1082,14 +1089,45 @@ class StatsResponse(_message.Message):
         refusal: _builtins.str = ...,
         batch_channel: _builtins.str = ...,
         cursor: _builtins.int = ...,
+        tenants: _abc.Iterable[Global___TenantWaiting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_channel", b"batch_channel", "channels", b"channels", "cursor", b"cursor", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_channel", b"batch_channel", "channels", b"channels", "cursor", b"cursor", "dead", b"dead", "disk_free_bytes", b"disk_free_bytes", "names_only", b"names_only", "refusal", b"refusal", "results", b"results", "scheduler_connected", b"scheduler_connected", "store_id", b"store_id", "submits_refused", b"submits_refused", "tenants", b"tenants", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatsResponse: _TypeAlias = StatsResponse  # noqa: Y015
+
+@_typing.final
+class TenantWaiting(_message.Message):
+    """What waits of one tenant: neither leased nor ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """The tenant."""
+    requests: _builtins.int
+    """Requests, of all channels."""
+    bytes: _builtins.int
+    """Bytes that they were submitted with."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "requests", b"requests", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantWaiting: _TypeAlias = TenantWaiting  # noqa: Y015
 
 @_typing.final
 class ChannelStats(_message.Message):

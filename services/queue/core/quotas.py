@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import nlargest
+from itertools import islice
+from typing import Final, NamedTuple
 
 from services.queue.core.entry import Failure, RequestMeta
 
@@ -17,6 +19,11 @@ OVER_QUOTA = "insufficient_quota"
 
 LARGER_THAN_QUOTA = "larger_than_quota"
 """Code of a request that takes more than its tenant's quota, were nothing else waiting: to wait would not help."""
+
+
+MOST_ALIKE: Final = 1000
+"""Tenants of one size that are looked at to find those of which most waits: of more any are as good, being within a
+factor of two of each other, and the look keeps nobody waiting however many tenants there are."""
 
 
 class Quota(NamedTuple):
@@ -34,12 +41,23 @@ class Held:
     bytes: int = 0
 
 
+class Waits(NamedTuple):
+    """How much waits of a tenant; the more, the greater."""
+
+    requests: int
+    bytes: int
+    tenant: str
+
+
 class Waiting:
     """Counts by tenant; one of whom nothing waits is not in it."""
 
     def __init__(self) -> None:
         """Nothing waits."""
         self.by_tenant: dict[str, Held] = {}
+        self._sizes: dict[int, dict[str, None]] = {}
+        """Tenants by the number of binary digits of their requests: it changes where a power of two is passed, which is
+        seldom, and those of which most waits are found without a look at all."""
 
     def enter(self, meta: RequestMeta) -> None:
         """Count a request that begins to wait."""
@@ -48,14 +66,36 @@ class Waiting:
             held = self.by_tenant[meta.tenant] = Held()
         held.requests += 1
         held.bytes += meta.payload_bytes
+        if not held.requests & (held.requests - 1):
+            self._resize(meta.tenant, held.requests - 1, held.requests)
 
     def leave(self, meta: RequestMeta) -> None:
         """Count a request out."""
         held = self.by_tenant[meta.tenant]
         held.requests -= 1
         held.bytes -= meta.payload_bytes
+        if not held.requests & (held.requests + 1):
+            self._resize(meta.tenant, held.requests + 1, held.requests)
         if not held.requests:
             del self.by_tenant[meta.tenant]
+
+    def _resize(self, tenant: str, before: int, now: int) -> None:
+        """Put a tenant with `now` requests among those of its size."""
+        if before:
+            del self._sizes[before.bit_length()][tenant]
+        if now:
+            self._sizes.setdefault(now.bit_length(), {})[tenant] = None
+
+    def most(self, count: int) -> list[Waits]:
+        """Return so many tenants, those of which most requests wait first."""
+        found: list[Waits] = []
+        for size in sorted(self._sizes, reverse=True):
+            for tenant in islice(self._sizes[size], MOST_ALIKE):
+                held = self.by_tenant[tenant]
+                found.append(Waits(held.requests, held.bytes, tenant))
+            if len(found) >= count:
+                break
+        return nlargest(count, found)
 
     def refusal(self, metas: Iterable[RequestMeta], quotas: Mapping[str, Quota]) -> Failure | None:
         """Return why these requests may not begin to wait together, or None if they may.

@@ -200,7 +200,8 @@ class Intake:
 
     def _persist_span(self, meta: RequestMeta, now_ns: int) -> Span:
         """Start the span of persisting; it is the root of the trace if the client sent none."""
-        return self._telemetry.start("queue.persist", meta.traceparent, now_ns, {"penstock.channel": meta.channel})
+        attributes = {"penstock.channel": meta.channel, "penstock.tenant": meta.tenant}
+        return self._telemetry.start("queue.persist", meta.traceparent, now_ns, attributes)
 
     def _note_fate(self, answer: asyncio.Future[Submitted], count: int, spans: list[Span]) -> None:
         """Count what was refused and end the spans, whoever still listens: what is stored is run without its client."""

@@ -19,7 +19,7 @@ from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
 from penstock.live.view import view_of
-from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
+from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse, TenantWaiting
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, EngineReport, StatusResponse, WorkerStatus
 
 CHANNELS = ("batch", "interactive")
@@ -95,6 +95,14 @@ def test_a_scheduler_that_stands_by_is_told_from_one_that_lacks_its_queue(
 ) -> None:
     queue, fleet = StatsResponse(scheduler_connected=another), StatusResponse(queue_connected=connected)
     assert said in shown(Reading(1.0, queue, fleet, ()), 200)
+
+
+def test_the_tenants_of_which_most_waits_are_named_if_there_are_several() -> None:
+    evil = TenantWaiting(tenant="evil", requests=1436, bytes=1_940_000)
+    good = TenantWaiting(tenant="go\nod" + "x" * 500, requests=1, bytes=20)
+    text = shown(Reading(1.0, StatsResponse(tenants=[evil, good]), None, ()), 400)
+    assert rf"waiting by tenant: 'evil' 1436 (1.9 MB), 'go\nod{'x' * 59}' 1 (0.0 MB)" in text
+    assert "by tenant" not in shown(Reading(1.0, StatsResponse(tenants=[evil]), None, ()), 200)
 
 
 def names_only() -> Reading:

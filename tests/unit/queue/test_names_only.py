@@ -46,6 +46,38 @@ async def test_a_client_is_told_that_there_are_numbers_it_may_not_see(tmp_path: 
                 assert (stats.names_only, len(stats.channels) > 0) == (only, True)
 
 
+async def test_who_sees_every_tenant_is_told_of_which_most_waits(tmp_path: Path) -> None:
+    """To whom others are not shown it would tell their names, and how busy they are."""
+    keyfile = Keyfile(tmp_path / "keys.toml", head="")
+    roles = {"evil": "client", "good": "client", "ops": "operator", "fleet": "service"}
+    of = {"evil": '\ntenant = "evil"', "good": '\ntenant = "good"'}
+    keys = {name: keyfile.put(name, f'role = "{role}"{of.get(name, "")}') for name, role in roles.items()}
+    keyfile.write()
+    async with serving(Telemetry(None), keys=keyfile.path) as peer:
+
+        async def told(name: str, tenant: str = "") -> list[tuple[str, int, bool]]:
+            async with Client(f"127.0.0.1:{peer.port}", api_key=keys[name], tenant=tenant) as client:
+                return [(each.tenant, each.requests, each.bytes > 0) for each in (await client.stats()).tenants]
+
+        for name, count in (("good", 1), ("evil", 3)):
+            async with Client(f"127.0.0.1:{peer.port}", api_key=keys[name]) as client:
+                for _ in range(count):
+                    await client.submit(prompt="p")
+        most = [("evil", 3, True), ("good", 1, True)]
+        assert [await told(name) for name in keys] == [[], [], most, most]
+        assert await told("fleet", "good") == []
+
+
+async def test_without_keys_who_names_a_tenant_is_told_of_no_other() -> None:
+    async with serving(Telemetry(None)) as peer:
+        for tenant in ("a", "b", ""):
+            async with Client(f"127.0.0.1:{peer.port}", tenant=tenant) as client:
+                if tenant:
+                    await client.submit(prompt="p")
+                told = [each.tenant for each in (await client.stats()).tenants]
+                assert sorted(told) == ([] if tenant else ["a", "b"])
+
+
 async def test_everyone_is_told_where_its_batches_wait_if_it_names_no_channel(tmp_path: Path) -> None:
     keyfile = Keyfile(tmp_path / "keys.toml", head="")
     rights = {"all": "", "bulk": 'channels = ["bulk", "batch"]', "both": 'channels = ["gold", "bulk"]'}

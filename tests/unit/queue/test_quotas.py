@@ -19,7 +19,7 @@ from services.queue.core.messages import (
     Submit,
     WorkerOpened,
 )
-from services.queue.core.quotas import LARGER_THAN_QUOTA, OVER_QUOTA, Quota
+from services.queue.core.quotas import LARGER_THAN_QUOTA, MOST_ALIKE, OVER_QUOTA, Quota, Waiting
 from tests.support.queueing import LEASE_NS, PAYLOAD, Queue, meta
 
 TENANTS = ("acme", "beta", "free")
@@ -102,6 +102,25 @@ def test_what_runs_takes_nothing_and_what_comes_back_is_not_refused() -> None:
     assert submitted(queue, new()).refused
 
 
+def test_those_of_which_most_waits_are_found_among_however_many() -> None:
+    """A hundred flood, a thousand have a request each: whoever asks has the ten largest, and looks at few others."""
+    waiting = Waiting()
+    for number in range(100):
+        for _ in range(64 + number):
+            waiting.enter(meta(tenant=f"flood-{number}", payload_bytes=3))
+    for number in range(5000):
+        waiting.enter(meta(tenant=f"small-{number}", payload_bytes=1))
+    most = waiting.most(10)
+    assert [(told.tenant, told.requests, told.bytes) for told in most] == [
+        (f"flood-{number}", 64 + number, 3 * (64 + number)) for number in range(99, 89, -1)
+    ]
+    for number in range(100):
+        for _ in range(64 + number - 1):
+            waiting.leave(meta(tenant=f"flood-{number}", payload_bytes=3))
+    assert [told.requests for told in waiting.most(10)] == [1] * 10
+    assert len(waiting.most(10_000)) == MOST_ALIKE, "a look at all of them would keep everybody waiting"
+
+
 class Waits(RuleBasedStateMachine):
     """Requests of three tenants through every way into a line and out of it."""
 
@@ -178,7 +197,12 @@ class Waits(RuleBasedStateMachine):
     @invariant()
     def counts_are_sums(self) -> None:
         counted = self.queue.machine.book.waiting.by_tenant
-        assert {tenant: (held.requests, held.bytes) for tenant, held in counted.items()} == self.sums()
+        sums = self.sums()
+        assert {tenant: (held.requests, held.bytes) for tenant, held in counted.items()} == sums
+        most = sorted((-count, -size, tenant) for tenant, (count, size) in sums.items())
+        told = [(-told.requests, -told.bytes, told.tenant) for told in self.queue.machine.book.waiting.most(3)]
+        assert sorted(told) == most
+        assert [place[0] for place in told] == [place[0] for place in most]
 
 
 Waits.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -118,6 +118,7 @@ async def test_the_root_of_a_trace_is_told_also_if_nobody_hears_the_ack() -> Non
     intake.take(1, [(tag, request_pb2.Request(text="x", channel="a" if tag else "b")) for tag in range(3)])
     await run_once(committer)
     spans = kept.named("queue.persist")
+    assert {told(span, "penstock.tenant")["penstock.tenant"] for span in spans} == {"t"}
     assert [told(span, "penstock.request.id") for span in spans] == [
         {"penstock.request.id": request_id_of(STORE_ID, number)} for number in (1, 2)
     ]
