@@ -192,7 +192,7 @@ class Speaker:
         attributes: dict[str, Attribute] = {
             "penstock.request.id": effect.request_id,
             "penstock.outcome": effect.outcome.name.lower(),
-            "penstock.attempt": effect.attempts,
+            "penstock.attempt": effect.attempt,
         }
         code = "" if effect.outcome in WELL else wire.error_code(effect)
         if code:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.telemetry import Attribute, Telemetry
-from services.worker.core.messages import Credits, EndingKind
+from services.worker.core.messages import Credits, Ending, EndingKind
 from services.worker.engine import EngineShape
 from services.worker.run import Run
 from services.worker.wire import reported_model
@@ -19,10 +19,24 @@ SAMPLING_ATTRIBUTES = {
     "n": "gen_ai.request.choice.count",
 }
 
+NO_ERROR = frozenset({EndingKind.COMPLETED, EndingKind.CANCELLED, EndingKind.REJECTED})
+"""Ends that are well, or of the client's making; the queue's spans tell them so too."""
+
 
 def _fault(code: str, param: str) -> str:
     """Return what a span says of a failure. The message stays out: it may quote the client's grammar or schema."""
     return f"{code}: {param}" if param else code
+
+
+def _code_of(ending: Ending) -> str:
+    """Return the code of an end that was not asked for; empty if it was."""
+    if ending.kind in {EndingKind.COMPLETED, EndingKind.CANCELLED}:
+        return ""
+    return ending.code or ending.kind.value
+
+
+def _type(code: str) -> dict[str, Attribute]:
+    return {"error.type": code} if code else {}
 
 
 class RunSpans:
@@ -45,13 +59,14 @@ class RunSpans:
             attributes: dict[str, Attribute] = {
                 "penstock.request.id": request_id,
                 "penstock.worker.id": self._worker_id,
-            }
+            } | _type(refused)
             self._telemetry.record("worker.claim", traceparent, claimed_ns, answered_ns, attributes, refused)
 
     def tokenized(self, run: Run, code: str = "", param: str = "") -> None:
         """Export `worker.tokenize`; if the prompt was refused, with its code and the field that is at fault."""
         if self._telemetry.enabled:
-            attributes = self._common(run) | {"gen_ai.usage.input_tokens": len(run.prompt_ids)}
+            # Not as the generation says it, or whoever adds up a trace's tokens counts the prompt twice.
+            attributes = self._common(run) | {"penstock.prompt_tokens": len(run.prompt_ids)} | _type(code)
             self._telemetry.record(
                 "worker.tokenize",
                 run.request.traceparent,
@@ -66,16 +81,15 @@ class RunSpans:
         if not self._telemetry.enabled or not run.engine_started_ns:
             return
         operation = "chat" if run.request.WhichOneof("prompt") == "chat" else "text_completion"
-        ending = run.ending
-        failed = ending is not None and ending.kind is not EndingKind.COMPLETED
-        attributes = self._common(run) | self._generation(run, operation, spent)
+        ending = run.ending or Ending(EndingKind.COMPLETED)
+        attributes = self._common(run) | self._generation(run, operation, spent) | _type(_code_of(ending))
         parent = self._telemetry.record(
             f"{operation} {self._shape.model}",
             run.request.traceparent,
             run.engine_started_ns,
             end_ns,
             attributes,
-            _fault(ending.code, ending.param) if failed and ending is not None else "",
+            "" if ending.kind in NO_ERROR else _fault(_code_of(ending), ending.param),
         )
         if run.first_token_ns:
             common = self._common(run)
@@ -103,12 +117,13 @@ class RunSpans:
             for field, value in sampling.ListFields()
             if field.name in SAMPLING_ATTRIBUTES
         }
+        if finished := [reason for reason in run.output.finish_reasons if reason]:
+            asked["gen_ai.response.finish_reasons"] = finished
         return asked | {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": self._shape.engine,
             "gen_ai.request.model": run.request.model or self._shape.model,
             "gen_ai.response.model": reported_model(self._shape, run.request.model),
-            "gen_ai.response.finish_reasons": run.output.finish_reasons,
             "gen_ai.usage.input_tokens": len(run.prompt_ids),
             "gen_ai.usage.output_tokens": run.output.tokens,
             "penstock.usage.cached_tokens": run.output.cached_tokens,

@@ -30,7 +30,7 @@ ATTRIBUTES: dict[str, frozenset[str]] = {
     "scheduler.grant": BOOKED,
     "scheduler.credits": BOOKED | {"penstock.blocks.released", "penstock.release.cause"},
     "worker.claim": COMMON | {"penstock.worker.id"},
-    "worker.tokenize": OF_A_RUN | {"gen_ai.usage.input_tokens"},
+    "worker.tokenize": OF_A_RUN | {"penstock.prompt_tokens"},
     GENERATION: OF_A_RUN
     | {"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.output_tokens", "penstock.blocks.settled"},
     "engine.prefill": OF_A_RUN,
@@ -171,9 +171,11 @@ class Trace:
         grants, holdings = self._of("scheduler.grant", attempt), self._of("scheduler.credits", attempt)
         if not self._of("queue.wait", attempt):
             yield "no queue.wait"
-        if not grants or len(grants) != len(holdings):
-            yield f"{len(grants)} grants, {len(holdings)} times credits"
         killed = self._was_killed(lease)
+        # A worker that is killed before it has told of what it ran on a standing grant takes that along.
+        untold = not grants and killed and attempt < attempts
+        if len(grants) != len(holdings) or not (grants or untold):
+            yield f"{len(grants)} grants, {len(holdings)} times credits"
         end = lease.attributes["penstock.lease.end"]
         if lease.is_error is not (attempt < attempts):
             yield f"its lease ended by {end}, which is {'an' if lease.is_error else 'no'} error"

@@ -416,7 +416,7 @@ class Book:
             Ended(
                 seq=entry.seq, request_id=name, meta=entry.meta, outcome=change.outcome, attempts=entry.attempts,
                 completed_ns=change.now_ns, completion_seq=position, body=change.body, failure=change.failure,
-                waited_for=0 if ran else entry.attempt + 1,
+                waited_for=0 if ran else entry.attempt + 1, attempt=entry.attempt,
             )
         )  # fmt: skip
 

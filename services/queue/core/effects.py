@@ -292,12 +292,15 @@ class Ended(Value):
         body: Any,
         failure: Failure | None = None,
         waited_for: int = 0,
+        attempt: int = 0,
     ) -> None:
         self.seq, self.request_id, self.meta, self.outcome, self.attempts = seq, request_id, meta, outcome, attempts
         self.completed_ns, self.completion_seq, self.body = completed_ns, completion_seq, body
         self.failure = failure
         self.waited_for = waited_for
         """Number of the attempt that it was in line for; 0 of one that ran."""
+        self.attempt = attempt
+        """Number of its latest attempt, as leases have it, 0 if there was none: `attempts` are those that count."""
 
 
 class LeaseEnded(Value):

@@ -74,6 +74,22 @@ async def test_a_completed_request_and_one_handed_back_are_no_errors() -> None:
     assert not any(is_error(span) for span in spans)
 
 
+async def test_an_end_names_the_attempt_that_its_lease_names_after_a_requeue_too() -> None:
+    kept = Kept()
+    async with serving(kept.telemetry) as peer:
+        (name,) = await peer.submit(text())
+        work = await peer.work()
+        for _ in range(2):
+            await work.complete((await work.claim(name)).lease, failure=request_pb2.RequestError(code="x"))
+        await ended(kept)
+        await peer.stub.RequeueDead(queue_pb2.RequeueDeadRequest(request_ids=ids(name)))
+        await work.complete((await work.claim(name)).lease)
+        await ended(kept, 2)
+    attempts = [told(span, "penstock.attempt")["penstock.attempt"] for span in kept.named("queue.lease")]
+    ends = [told(span, "penstock.attempt")["penstock.attempt"] for span in kept.named("queue.complete")]
+    assert (attempts, ends) == ([1, 2, 3], [2, 3])
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "error", "cause"),
     [

@@ -94,6 +94,13 @@ def test_a_grant_that_stood_ready_is_claimed_by_nobody_and_told_of_after_the_del
     assert (tally.whole, tally.struck) == (1, 0)
 
 
+def test_a_standing_grant_that_a_killed_worker_never_told_of_is_known_to_the_queue_alone() -> None:
+    tally = told(without("grant-1", "credits-1"))
+    assert not tally.faults
+    assert (tally.whole, tally.lost_attempts) == (1, 1)
+    assert told(without("grant-2", "scheduler.credits")).faults, "of an attempt that answered it was told"
+
+
 OUT_OF_PLACE = {
     "parent unknown": with_change("queue.complete", parent_id="nobody"),
     "parent wrong": with_change("engine.decode", parent_id="root"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
 from penstock.request.v1 import request_pb2 as pb
@@ -17,6 +19,7 @@ from services.worker.core.sizing import Sizes
 from services.worker.engine import ChoiceStep, EngineShape, EngineStep
 from services.worker.gen_ai import RunSpans
 from services.worker.metrics import COUNTERS, GAUGES, WorkerMetrics
+from services.worker.outputs import RunOutput
 from services.worker.run import Run
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -37,6 +40,10 @@ def exported(do: str) -> dict[str, ReadableSpan]:
     run.first_token_ns, run.last_token_ns, run.completed_ns = 15 * MS, 30 * MS, 31 * MS
     run.output.take(EngineStep([ChoiceStep(0, (4, 5), "x", finish_reason="length")], True))
     run.ending = Ending(EndingKind.COMPLETED)
+    if do in ENDINGS:
+        run.ending = ENDINGS[do]
+        run.output = RunOutput(False)
+        run.output.take(EngineStep([ChoiceStep(0, (4, 5), "x")], False))
     if do == "failure":
         run.ending = Ending(EndingKind.FAILED, "engine_error", "no such rule: 'secret'", "structured_outputs.grammar")
     spans.claimed("r1", PARENT, 8 * MS, 10 * MS)
@@ -82,6 +89,42 @@ def test_a_failed_attempt_is_an_error_span_without_what_the_client_wrote() -> No
     spans = exported("failure")
     assert spans["worker.tokenize"].status.description == "invalid_grammar: structured_outputs.grammar"
     assert spans["text_completion tiny"].status.description == "engine_error: structured_outputs.grammar"
+
+
+ENDINGS = {
+    "hang-up": Ending(EndingKind.CANCELLED, "cancelled"),
+    "deadline": Ending(EndingKind.EXPIRED, "deadline_exceeded"),
+    "refusal": Ending(EndingKind.REJECTED, "context_length_exceeded"),
+    "nothing said": Ending(EndingKind.FAILED),
+}
+
+
+@pytest.mark.parametrize(
+    ("do", "is_error", "cause"),
+    [
+        ("text", False, None),
+        ("failure", True, "engine_error"),
+        ("hang-up", False, None),
+        ("deadline", True, "deadline_exceeded"),
+        ("refusal", False, "context_length_exceeded"),
+        ("nothing said", True, "failed"),
+    ],
+)
+def test_an_end_that_is_an_error_is_told_as_the_queue_tells_it(do: str, is_error: bool, cause: str | None) -> None:
+    span = exported(do)["text_completion tiny"]
+    assert span.attributes is not None
+    assert (span.status.status_code is StatusCode.ERROR, span.attributes.get("error.type")) == (is_error, cause)
+    assert ("gen_ai.response.finish_reasons" in span.attributes) == (do not in ENDINGS), "none is not an empty one"
+
+
+def test_a_prompt_is_counted_once_in_a_trace_and_a_refused_one_says_by_which_code() -> None:
+    counts = [
+        span.attributes and span.attributes.get("gen_ai.usage.input_tokens") for span in exported("text").values()
+    ]
+    assert [count for count in counts if count is not None] == [3]
+    tokenize = exported("failure")["worker.tokenize"].attributes
+    assert tokenize is not None
+    assert (tokenize["penstock.prompt_tokens"], tokenize["error.type"]) == (3, "invalid_grammar")
 
 
 def test_a_scrape_reads_the_session() -> None:
