@@ -30,33 +30,55 @@ answers; if it does not, OpenTelemetry's own 30 s are longer than what stops a s
 
 def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:
     """Return a processor that exports in batches; the standard OTEL_BSP_… variables override our defaults."""
-    return _Batches(_Outlet(exporter))
+    return _Batches(exporter)
+
+
+class Losses:
+    """Counts spans that no collector got, whichever thread finds out."""
+
+    def __init__(self, total: Losses | None = None) -> None:
+        """Begin at 0; count in `total` as well."""
+        self.spans = 0
+        self._total = total
+        self._mutex = threading.Lock()
+
+    def add(self, spans: int) -> None:
+        """Count so many more."""
+        with self._mutex:
+            self.spans += spans
+        if self._total is not None:
+            self._total.add(spans)
+
+
+LOST = Losses()
+"""Of the whole process since its start; a service's metric."""
 
 
 class _Outlet(SpanExporter):
-    """Passes spans on to an exporter until its last moments are over, and counts what those leave."""
+    """Passes spans on to an exporter until its last moments are over, and counts those that do not arrive."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
-        self.left = 0
+    def __init__(self, exporter: SpanExporter, lost: Losses) -> None:
+        self._lost = lost
         self._exporter = exporter
         self._ends_at: float | None = None
         self._closed = False
 
     def end_within(self, most_s: float) -> None:
-        """Take no spans after `most_s` seconds, and count from now on those that do not arrive."""
+        """Take no spans after `most_s` seconds."""
         self._ends_at = monotonic() + most_s
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export, unless it is too late."""
         result = SpanExportResult.FAILURE
-        if self._ends_at is None or monotonic() < self._ends_at:
-            try:
+        try:
+            if self._ends_at is None or monotonic() < self._ends_at:
                 result = self._exporter.export(spans)
-            except Exception:
-                if not self._closed:  # else its channel was closed under it, and it ends with anything
-                    raise
-        if result is not SpanExportResult.SUCCESS and self._ends_at is not None:
-            self.left += len(spans)
+        except Exception:
+            if not self._closed:  # else its channel was closed under it, and it ends with anything
+                raise
+        finally:
+            if result is not SpanExportResult.SUCCESS:
+                self._lost.add(len(spans))
         return result
 
     def shutdown(self) -> None:
@@ -69,15 +91,24 @@ class _Outlet(SpanExporter):
 class _Batches(BatchSpanProcessor):
     """OpenTelemetry's batches, with an end that comes soon: also the one that it registers for the process's exit."""
 
-    def __init__(self, outlet: _Outlet) -> None:
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._lost = Losses(LOST)
+        outlet = _Outlet(exporter, self._lost)
         # None is "as the variable says".
         most = None if os.environ.get(OTEL_BSP_MAX_QUEUE_SIZE) else MOST_UNSENT_SPANS
         delay_ms = None if os.environ.get(OTEL_BSP_SCHEDULE_DELAY) else EXPORT_DELAY_MS
         super().__init__(outlet, max_queue_size=most, schedule_delay_millis=delay_ms)
         self._outlet = outlet
 
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep a span until it is exported; where too many wait the oldest is lost."""
+        batches = self._batch_processor
+        if span.context.trace_flags.sampled and len(batches._queue) == batches._max_queue_size:
+            self._lost.add(1)
+        super().on_end(span)
+
     def shutdown(self) -> None:
-        """Export what is buffered, for a moment; give the rest up and say how much it was."""
+        """Export what is buffered, for a moment; give the rest up and say how much was lost, from the start on."""
         self._outlet.end_within(LAST_EXPORT_S)
         timer = threading.Timer(LAST_EXPORT_S, self._outlet.shutdown)
         timer.daemon = True
@@ -86,5 +117,5 @@ class _Batches(BatchSpanProcessor):
             timer.start()
         super().shutdown()  # type: ignore[no-untyped-call]
         timer.cancel()
-        if self._outlet.left:
-            log.warning("lost spans: %d, not taken by the collector within %g s", self._outlet.left, LAST_EXPORT_S)
+        if self._lost.spans:
+            log.warning("lost spans: %d, not taken by the collector in time", self._lost.spans)

@@ -12,7 +12,7 @@ import logging
 import os
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import prometheus_client
@@ -21,9 +21,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from penstock.exits import EX_UNAVAILABLE
-from penstock.span_export import span_processor
+from penstock.span_export import LOST, span_processor
 from penstock.tracing_variables import exports_spans
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,17 @@ LATENCY_BUCKETS_S = (
 """Edges in seconds: from one decode step of a small model to two hours in a long batch's line."""
 
 _propagator = TraceContextTextMapPropagator()
+
+
+class LostSpans(Collector):
+    """Reads how many spans of this process no collector got."""
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the count."""
+        yield CounterMetricFamily("penstock_lost_spans", "Spans that no collector got.", value=LOST.spans)
+
+
+prometheus_client.REGISTRY.register(LostSpans())
 
 
 class Telemetry:

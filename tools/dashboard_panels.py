@@ -168,7 +168,10 @@ PROCESSES = Row(
               [(f'rate(process_cpu_seconds_total{{job="penstock"}}{RATE})', "{{service}} {{instance}}")]),
         Panel("Open files", "short", "Sockets included.",
               [('process_open_fds{job="penstock"}', "{{service}} {{instance}}")]),
+        Panel("Lost spans", "short", "A second: no collector got them.",
+              [(f'rate(penstock_lost_spans_total{{job="penstock"}}{RATE})', "{{service}} {{instance}}")]),
     ],
+    columns=4,
 )  # fmt: skip
 
 ROWS = (WELL, CREDITS, LINES, ENGINES, GATEWAY, STORE, PROCESSES)

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+from prometheus_client import REGISTRY
 
 import penstock
+import services.telemetry  # noqa: F401 - it has the metric
 from penstock.fields import RequestFields
 from penstock.span_export import span_processor
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.otlp import OtlpReceiver
 
 SPANS = 10_000
+LOST_SPANS = "penstock_lost_spans_total"
 
 
 class Blocked(SpanExporter):
@@ -51,6 +55,44 @@ def test_a_slow_collector_costs_no_spans() -> None:
 def test_the_standard_variable_overrides_how_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1024")
     assert exported() < SPANS
+
+
+class Refusing(SpanExporter):
+    """An exporter whose collector takes nothing while it is `away`."""
+
+    def __init__(self) -> None:
+        self.away = True
+        self.spans = 0
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.spans += 0 if self.away else len(spans)
+        return SpanExportResult.FAILURE if self.away else SpanExportResult.SUCCESS
+
+
+@pytest.mark.parametrize("exporter", [Blocked(), Refusing()], ids=["waits", "fails"])
+def test_every_span_arrives_or_is_counted_as_lost(
+    exporter: Blocked | Refusing, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1024")
+    before = REGISTRY.get_sample_value(LOST_SPANS) or 0
+    provider = TracerProvider()
+    provider.add_span_processor(span_processor(exporter))
+    tracer = provider.get_tracer("test")
+    unsampled = NonRecordingSpan(SpanContext(7, 7, is_remote=False, trace_flags=TraceFlags(0)))
+    for _ in range(SPANS):
+        tracer.start_span("x").end()
+        tracer.start_span("nobody's", context=set_span_in_context(unsampled)).end()
+    if isinstance(exporter, Blocked):
+        exporter.answers.set()
+    else:
+        provider.force_flush()
+        exporter.away = False
+        tracer.start_span("x").end()
+    provider.shutdown()
+    lost = (REGISTRY.get_sample_value(LOST_SPANS) or 0) - before
+    assert lost > 0
+    assert lost + exporter.spans == SPANS + isinstance(exporter, Refusing)
+    assert f"lost spans: {lost:.0f}, not taken by the collector in time" in caplog.text
 
 
 async def test_the_spans_of_a_batchs_lines_name_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
