@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from services.logs import about
+from services.paced import Paced
 from services.queue.core.effects import Ended
 from services.quoting import shown
 
@@ -21,21 +22,14 @@ class DeadLetters:
 
     def __init__(self) -> None:
         """Have said nothing."""
-        self._said = 0
-        self._unsaid = 0
+        self._lines = Paced(log, logging.WARNING, MOST_LINES, "%d more requests are dead letters")
 
     def note(self, ended: Ended, code: str) -> None:
         """Say of which request, and of what it died; not the failure's message, which may quote what a client sent."""
-        if self._said >= MOST_LINES:
-            self._unsaid += 1
-            return
-        self._said += 1
         text = "%s is a dead letter after %d attempts: %s"
         name, trace = ended.request_id, about(ended.request_id, ended.meta.traceparent)
-        log.warning(text, name, ended.attempts, shown(code), extra=trace)
+        self._lines.say(text, name, ended.attempts, shown(code), extra=trace)
 
     def count(self) -> None:
         """Say how many had no line since the last count, and have lines for as many again. To be called each second."""
-        if self._unsaid:
-            log.warning("%d more requests are dead letters", self._unsaid)
-        self._said = self._unsaid = 0
+        self._lines.count()

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
 from services.clock import Clock
+from services.logs import about
 from services.queue import wire
 from services.queue.core import effects as fx
 from services.queue.core.entry import RequestMeta
@@ -273,15 +274,17 @@ class Speaker:
         Not that the lease is lost: the worker does not know it, and its claim would wait for an answer ever after.
         """
         reason = fx.RefusedReason.ENDED
+        name = effect.lease.request_id
+        trace = about(name, effect.meta.traceparent)
         try:
             payload = self._read_payload(effect.seq)
         except StoreDamagedError as damage:
             # No worker can run it: its lease runs out, and its attempts with it, and nobody else notices.
-            log.error("request %s cannot be delivered: %s", effect.lease.request_id, damage)
+            log.error("request %s cannot be delivered: %s", name, damage, extra=trace)
             self._metrics.store_failures.inc()
             payload, reason = None, fx.RefusedReason.UNKNOWN
         except StoreError as error:
-            log.error("request %s cannot be delivered now: %s", effect.lease.request_id, error)
+            log.error("request %s cannot be delivered now: %s", name, error, extra=trace)
             self._metrics.store_failures.inc()
             link.end(grpc.StatusCode.UNAVAILABLE, f"the queue's store cannot be read: {error}")
             return b""

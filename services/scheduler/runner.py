@@ -14,6 +14,7 @@ from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.clock import Clock
 from services.logs import about
+from services.paced import Paced
 from services.rpc.names import name_taken
 from services.rpc.outbox import Outbox
 from services.scheduler import wire
@@ -27,6 +28,10 @@ from services.scheduler.tracing import CreditSpans
 
 TICK_S = 0.2
 """Pause between ticks, which end grace periods and audit the ledgers: short against any grace worth configuring."""
+
+COUNT_NS = 1_000_000_000
+"""Between two lines about requests that no worker could ever hold: clients decide how many come. Each request's trace
+and result say it too, and a metric counts them."""
 
 log = logging.getLogger("scheduler")
 
@@ -69,6 +74,8 @@ class Runner:
         self._withdrawing: dict[asyncio.Event, str] = {}
         """Of which worker each awaits that nothing stands ready there any more."""
         self.stopping = False
+        self._rejected = Paced(log, logging.INFO, 1, "rejected %d more requests that no worker could ever hold")
+        self._counted_ns = 0
         self._unserved_names = UnservedNames()
         self._demand = Demand({}, {})
         self.look()
@@ -169,6 +176,7 @@ class Runner:
     def stop(self) -> None:
         """Grant nothing more and end every worker's stream once it has sent what is queued."""
         self.stopping = True
+        self._rejected.count()
         for stream in self._streams.values():
             stream.outbox.close()
 
@@ -221,6 +229,9 @@ class Runner:
         unserved, new = self._unserved_names.tell(self._machine.unserved(), self._clock.now_ns())
         for model in new:
             log.warning("%d requests wait for %s", unserved[model], _wanted(model))
+        if (now_ns := self._clock.now_ns()) - self._counted_ns >= COUNT_NS:
+            self._counted_ns = now_ns
+            self._rejected.count()
         self._demand = Demand(self._machine.waiting_blocks(), unserved)
         self._metrics.shown = take_snapshot(self._machine), self._demand
 
@@ -256,7 +267,8 @@ class Runner:
         self._spans.released(effect, self._clock.now_ns())
 
     def _send_reject(self, effect: m.RejectRequest) -> None:
-        log.info("rejected %s: %s", effect.request_id, effect.message, extra=about(effect.request_id))
+        trace = about(effect.request_id, effect.traceparent)
+        self._rejected.say("rejected %s: %s", effect.request_id, effect.message, extra=trace)
         self._send_queue(wire.reject(effect))
 
     def _opened(self, effect: m.Opened) -> None:

@@ -225,8 +225,11 @@ def _end_spans(spans: list[Span], answer: asyncio.Future[Submitted], now_ns: int
             code = _code_of(error)
             span.set_status(StatusCode.ERROR, code)
         else:
-            if name := answer.result().acks[place][0]:
+            name, is_new = answer.result().acks[place]
+            if name:
                 span.set_attribute("penstock.request.id", name)
+                if not is_new:  # which is why this trace ends here
+                    span.set_attribute("penstock.duplicate", True)
             refusal = answer.result().refused.get(place)  # the client's own doing, and so no error
             code = "" if refusal is None else refusal.code
         if code:

@@ -393,6 +393,7 @@ class RejectRequest(NamedTuple):
     code: str
     message: str
     param: str
+    traceparent: str
 
 
 class Settled(Value):

@@ -139,6 +139,17 @@ async def test_a_claim_with_nothing_to_deliver_is_answered_so_that_its_credits_g
     assert session.idle, "neither credits nor a claim are left"
 
 
+@pytest.mark.parametrize("failure", [StoreDamagedError("Corruption"), StoreError("disk gone")])
+async def test_a_delivery_that_cannot_be_read_is_found_by_its_request(
+    failure: StoreError, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = Late(None, failure)
+    late.deliver()
+    await late.heard()
+    (line,) = [record for record in caplog.records if "cannot be delivered" in record.getMessage()]
+    assert line.__dict__["request_id"] == "s-7"
+
+
 async def test_an_offer_with_nothing_to_deliver_is_answered_by_its_own_name() -> None:
     late = Late(None)
     late.deliver("standing/1")

@@ -103,6 +103,18 @@ async def test_a_state_that_cannot_be_carried_is_left_out_and_refuses_nothing(st
     assert new.meta == wire.meta_of(stored, len(new.payload))
 
 
+async def test_the_trace_of_a_repeat_says_that_it_is_one() -> None:
+    """Or it would end after its first span as that of a request which was lost."""
+    kept, committer = Kept(), resting()
+    intake = Intake(committer, ("a",), "a", SystemClock(), kept.telemetry, QueueMetrics(CollectorRegistry()))
+    CALLER.set(Caller(Role.CLIENT, "t", "t", None, "key"))
+    intake.take(1, [(tag, request_pb2.Request(text="x", idempotency_key="k")) for tag in range(2)])
+    await run_once(committer)
+    names = ("penstock.request.id", "penstock.duplicate")
+    name = {"penstock.request.id": request_id_of(STORE_ID, 1)}
+    assert [told(span, *names) for span in kept.named("queue.persist")] == [name, {**name, "penstock.duplicate": True}]
+
+
 async def run_once(committer: Committer) -> None:
     """Commit what was posted, and let the callbacks of its answers be called."""
     committer.stop()

@@ -108,6 +108,7 @@ def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectReques
             f"This model's maximum context length is {window_tokens} tokens. However, the prompt has "
             f"{request.prompt_tokens} tokens, which leaves none for the output.",
             "prompt",
+            request.traceparent,
         )
     largest = max(shapes, key=lambda shape: shape.capacity_blocks)
     return RejectRequest(
@@ -116,4 +117,5 @@ def rejection(request: Announced, shapes: Sequence[EngineShape]) -> RejectReques
         f"the request needs at least {least_blocks(request, largest)} KV-cache blocks;"
         f" the largest worker has {largest.capacity_blocks}",
         "sampling.n" if request.n > 1 else "prompt",
+        request.traceparent,
     )
