@@ -63,8 +63,13 @@ def refuse_lost_writes(path: Path) -> None:
     lock = keep_writers_away(path)
     if lock is not None:
         lock.close()
-    raise StoreUnusableError(
-        f"data directory {path} is damaged: {refusal}. Acknowledged requests would be lost silently: restore a backup,"
+    raise damaged(path, refusal)
+
+
+def damaged(path: Path, what: str) -> StoreUnusableError:
+    """Return the refusal of a directory in which `what` is wrong."""
+    return StoreUnusableError(
+        f"data directory {path} is damaged: {what}. Acknowledged requests would be lost silently: restore a backup,"
         f" or see docs/operations.md on how to go on with what is left"
     )
 

@@ -135,11 +135,26 @@ def _row_pages(store: Store, family: str, end: bytes = b"") -> Iterator[list[Row
         start = page[-1][0] + b"\0"
 
 
+def _is_used(store: Store, family: str) -> bool:
+    """Return whether a family has rows of a store that has been named."""
+    rows = store.scan(family, b"", b"", 2)
+    return any((family, key) != (records.META, records.SCHEMA_KEY) for key, _ in rows)
+
+
 def store_id_of(store: Store, draw: Callable[[], str]) -> str:
-    """Return the store's name; `draw` names a new store."""
+    """Return the store's name; `draw` names a new store.
+
+    Raises StoreUnusableError if the store is none: under another name whatever clients know of it would be unknown.
+    """
     found = store.get(records.META, records.STORE_ID_KEY)
     if found is not None:
         return found.decode()
+    held = [family for family in records.FAMILIES if _is_used(store, family)]
+    if held:
+        raise StoreUnusableError(
+            f"the store is damaged: it has rows of {', '.join(held)} and no name. Acknowledged requests would be lost"
+            f" silently: restore a backup"
+        )
     store_id = draw()
     counters = records.encode_counters(Counters())
     store.write(

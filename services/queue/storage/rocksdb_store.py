@@ -20,6 +20,7 @@ from services.queue.storage.opening import (
     DAMAGE,
     NO_SPACE,
     NOT_OF_THE_DISK,
+    damaged,
     keep_writers_away,
     lost_writes,
     open_reason,
@@ -143,6 +144,8 @@ class RocksdbStore:
     def _check_schema(self) -> None:
         found = self.get(META, SCHEMA_KEY)
         if found is None:
+            if self._synced:  # the schema is written before all else, so the table that had it is lost
+                raise damaged(self._path, f"it has {self._synced} writes, and not the first, which tells the schema")
             self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
             return
         if found in MIGRATED_VERSIONS:

@@ -11,10 +11,19 @@ import pytest
 
 from services.queue.core.ages import NO_GAPS
 from services.queue.core.effects import Write
-from services.queue.core.records import CLOCK_KEY, FAMILIES, META, PAYLOADS, RESULTS, encode_clock, seq_key
+from services.queue.core.records import (
+    CLOCK_KEY,
+    FAMILIES,
+    META,
+    PAYLOADS,
+    RESULTS,
+    STORE_ID_KEY,
+    encode_clock,
+    seq_key,
+)
 from services.queue.storage import spared as spared_module
 from services.queue.storage.lives import Lives
-from services.queue.storage.recovery import Recovery, store_id_of
+from services.queue.storage.recovery import Recovery
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.spared import FAILURES_S, MOST_FAILURES, Spared
 from services.queue.storage.store import StoreDamagedError, StoreError
@@ -152,8 +161,7 @@ def test_damage_that_is_met_at_a_start_does_not_end_it(
     damaged: Callable[[int], RocksdbStore], begin: Callable[[RocksdbStore], object]
 ) -> None:
     store = damaged(IN_TABLES)
-    store_id_of(store, lambda: "store")
-    store.write([Write(META, CLOCK_KEY, encode_clock(1, NO_GAPS))])
+    store.write([Write(META, STORE_ID_KEY, b"store"), Write(META, CLOCK_KEY, encode_clock(1, NO_GAPS))])
     store.reclaim(0, True)
     begin(store)
     assert store._spared.families == {RESULTS}

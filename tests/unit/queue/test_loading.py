@@ -343,6 +343,7 @@ async def test_metrics_tell_of_the_disk_at_once_and_of_nothing_that_is_not_known
 ) -> None:
     monkeypatch.setattr("services.queue.storage.loading.FIRST_REQUESTS", 0)
     store = SlowlyReadStore()
+    store.write([Write(records.META, records.STORE_ID_KEY, STORE_ID.encode())])
     names = ("dead_requests", "results_kept", "workers_connected", "scheduler_connected", "watchers_open")
     async with serving(Telemetry(None), store) as peer:
 
