@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import rocksdict
 
-from services.queue.storage.store import StoreUnusableError
-from services.queue.storage.synced import MARK_FILE, MarkError, read_mark
+from services.queue.storage.store import StoreUnreadableError, StoreUnusableError
+from services.queue.storage.synced import MARK_FILE, MarkError, lost_of_manifest, read_mark
 
 BACKUP_MARK = "PENSTOCK_BACKUP.json"
 """The file that tells a backup from a data directory."""
@@ -18,6 +18,8 @@ BACKUP_MARK = "PENSTOCK_BACKUP.json"
 DAMAGE = "Corruption"
 """How RocksDB begins an error about bytes that are not what was written."""
 
+NO_FAMILY = "Column family not found"
+"""In errors about a store that has not all that this version's have."""
 
 NOT_OF_THE_DISK = re.compile("Too many open files|Cannot allocate memory")
 """In errors that say nothing of what the disk holds."""
@@ -51,7 +53,8 @@ def refuse_lost_writes(path: Path) -> None:
     if not (path / MARK_FILE).exists():
         return  # new, or written by a version that kept no mark
     try:
-        refusal = lost_writes(path, _last_write(path))
+        # Looked at before RocksDB does, which may take what is left of a MANIFEST for an older version's.
+        refusal = _lost_of_manifest(path) or lost_writes(path, _last_write(path))
     except Exception as error:  # rocksdict raises plain Exception for every failure
         refusal = str(error)
         if not refusal.startswith(DAMAGE):
@@ -66,9 +69,9 @@ def refuse_lost_writes(path: Path) -> None:
     raise damaged(path, refusal)
 
 
-def damaged(path: Path, what: str) -> StoreUnusableError:
+def damaged(path: Path, what: str) -> StoreUnreadableError:
     """Return the refusal of a directory in which `what` is wrong."""
-    return StoreUnusableError(
+    return StoreUnreadableError(
         f"data directory {path} is damaged: {what}. Acknowledged requests would be lost silently: restore a backup,"
         f" or see docs/operations.md on how to go on with what is left"
     )
@@ -87,14 +90,24 @@ def _last_write(path: Path) -> int:
 
 
 def lost_writes(path: Path, found: int) -> str:
-    """Return in words what is missing behind the write `found`, the last that is there; empty if nothing is."""
+    """Return in words what had reached the disk and is missing from the MANIFEST, or behind the write `found`, the last
+    that is there; empty if nothing is."""
     try:
         marked = read_mark(path)
     except MarkError as error:
         return str(error)
-    if marked is None or found >= marked:
+    if marked is None:
         return ""
+    if (lost := _lost_of_manifest(path)) or found >= marked:
+        return lost
     return f"its log ends after write {found}, and write {marked} had reached the disk"
+
+
+def _lost_of_manifest(path: Path) -> str:
+    try:
+        return lost_of_manifest(path)
+    except MarkError as error:
+        return str(error)
 
 
 def written_by_older(path: Path) -> str:
@@ -106,11 +119,19 @@ def written_by_older(path: Path) -> str:
     return f"{what} {path} was written by an older version of this program; {remedy}"
 
 
+def open_failure(path: Path, text: str) -> StoreUnusableError:
+    """Return the refusal of a directory that RocksDB does not open, saying `text`."""
+    if NO_FAMILY in text and (path / MARK_FILE).exists() and (lost := _lost_of_manifest(path)):
+        return damaged(path, lost)
+    kind = StoreUnreadableError if text.startswith(DAMAGE) else StoreUnusableError
+    return kind(open_reason(path, text))
+
+
 def open_reason(path: Path, text: str) -> str:
     """Return what to say of a directory that RocksDB does not open, saying `text`."""
     if f"{path / 'LOCK'}:" in text or "lock hold by current process" in text:
         return f"data directory {path} is locked: another queue service uses it"
-    if "Column family not found" in text:
+    if NO_FAMILY in text:
         return written_by_older(path)
     if "Column families not opened" in text:
         return f"data directory {path} was written by a newer version of this program ({text})"

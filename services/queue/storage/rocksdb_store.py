@@ -17,13 +17,12 @@ from services.queue.storage.batches import write_batch, write_options
 from services.queue.storage.migration import MIGRATED_VERSIONS, migrate
 from services.queue.storage.opening import (
     BACKUP_MARK,
-    DAMAGE,
     NO_SPACE,
     NOT_OF_THE_DISK,
     damaged,
     keep_writers_away,
     lost_writes,
-    open_reason,
+    open_failure,
     refuse_lost_writes,
 )
 from services.queue.storage.reclaim import Room
@@ -32,7 +31,7 @@ from services.queue.storage.rocksdb_errors import STORE_ERRORS
 from services.queue.storage.rocksdb_options import CACHE_BYTES, database_options, family_options
 from services.queue.storage.space import Space
 from services.queue.storage.spared import TABLE_FILE, Spared
-from services.queue.storage.store import Row, StoreError, StoreUnreadableError, StoreUnusableError
+from services.queue.storage.store import Row, StoreError, StoreUnusableError
 from services.queue.storage.synced import MARK_FILE, SyncedMark, write_mark
 
 log = logging.getLogger(__name__)
@@ -121,8 +120,7 @@ class RocksdbStore:
             self._space = Space(self._families, self._spared, self._background_errors, lend=self._lend_reserve)
             self._cache = cache  # it must live as long as the database
         except Exception as error:  # rocksdict raises plain Exception for every failure
-            kind = StoreUnreadableError if str(error).startswith(DAMAGE) else StoreUnusableError
-            raise kind(open_reason(self._path, str(error))) from None
+            raise open_failure(self._path, str(error)) from None
         with self._sync_ended:
             # To open replays the log into table files, which are synced.
             self._synced, self._sync_failed, self._write_failed = self._db.latest_sequence_number(), "", ""
