@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -146,9 +146,12 @@ def backup(
 def restore(
     backup: Annotated[Path, typer.Argument(help="Directory of the backup.", metavar="BACKUP", readable=False)],
     data_dir: Annotated[Path, typer.Option(help="Data directory to make; must be missing or empty.", readable=False)],
+    with_violations: Annotated[
+        bool, typer.Option("--with-violations", help="Restore what is there though rows of it contradict each other.")
+    ] = False,
 ) -> None:
     """Make a data directory of a backup, for a queue to be started on."""
-    _offline("restore", str(backup), str(data_dir))
+    _offline("restore", str(backup), str(data_dir), flags=["--with-violations"] if with_violations else [])
 
 
 def verify_store(
@@ -160,9 +163,9 @@ def verify_store(
     _offline("verify", str(directory))
 
 
-def _offline(*arguments: str) -> None:
+def _offline(*arguments: str, flags: Sequence[str] = ()) -> None:
     """Become a tool of the queue service: a child would go on when a signal ends the command."""
     for argument in arguments:
         if argument.startswith("-"):
             raise CommandError(f"unexpected argument {argument!r}", EX_USAGE)
-    os.execv(sys.executable, [sys.executable, "-m", OFFLINE, *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", OFFLINE, *arguments, *flags])

@@ -81,9 +81,9 @@ def back_up(data_dir: Path, name: str) -> int:
     return 0
 
 
-def bring_back(backup: Path, data_dir: Path) -> int:
+def bring_back(backup: Path, data_dir: Path, with_violations: bool) -> int:
     """Make a data directory of a backup."""
-    counters = restore(backup, data_dir, time.time_ns())
+    counters = restore(backup, data_dir, time.time_ns(), with_violations)
     print(f"{data_dir}: restored from {backup}; {counters.results} results kept, numbers go on from {counters.seq}")
     return 0
 
@@ -100,6 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tool = tools.add_parser("restore")
     tool.add_argument("backup", type=Path)
     tool.add_argument("data_dir", type=Path)
+    tool.add_argument("--with-violations", action="store_true")
     options = parser.parse_args(arguments)
     raise_file_limit()
     try:
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return verify(options.directory)
         if options.tool == "backup":
             return back_up(options.data_dir, options.name)
-        return bring_back(options.backup, options.data_dir)
+        return bring_back(options.backup, options.data_dir, options.with_violations)
     except (BackupError, StoreError, StoreUnusableError) as error:
         print(f"penstock: {error}", file=sys.stderr)
         if isinstance(error, BackupNameError):

@@ -23,6 +23,7 @@ from services.queue.core.entry import Counters
 from services.queue.storage.opening import BACKUP_MARK
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import Store, StoreError, StoreUnusableError
+from services.queue.storage.verify import Verifier
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of backups: nothing that leads out of their directory."""
@@ -100,8 +101,10 @@ class BackupExistsError(BackupNameError):
     """The name is taken."""
 
 
-def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
+def restore(backup: Path, data_dir: Path, now_ns: int, with_violations: bool = False) -> Counters:
     """Make the data directory `data_dir`, which must be missing or empty, of `backup`; return its counters.
+
+    Its rows are verified, and refused if they contradict each other, unless `with_violations`.
 
     Every counter goes on far beyond anything given out before: names, cursors and fencing tokens that only the lost
     life of the store gave out stay unknown for ever. Raises BackupError, with nothing left behind; also where another
@@ -122,7 +125,7 @@ def restore(backup: Path, data_dir: Path, now_ns: int) -> Counters:
         # Copied and not linked: what damages the one directory must not reach the other.
         ignored = shutil.ignore_patterns(BACKUP_MARK, "LOCK")
         shutil.copytree(backup, partial, ignore=ignored, dirs_exist_ok=True)
-        counters = _move_on(partial, now_ns)
+        counters = _move_on(partial, now_ns, with_violations)
         _sync(partial)
         partial.rename(data_dir)
         _sync_directory(data_dir.parent)
@@ -166,11 +169,16 @@ def _empty(directory: Path) -> None:
             path.unlink()
 
 
-def _move_on(path: Path, now_ns: int) -> Counters:
+def _move_on(path: Path, now_ns: int, with_violations: bool) -> Counters:
     store = RocksdbStore(path)
     try:
         for family, key, text in store.damage():
             raise BackupError(f"it is damaged: {family} after key {key.hex() or '-'}: {text}")
+        if not with_violations and (found := next(Verifier(store).violations(), None)):
+            raise BackupError(
+                f"it is damaged: {found.line()}; `penstock verify-store` names whatever else there is. Restore another"
+                f" backup, or what is there of this one, --with-violations"
+            )
         row = store.get(records.META, records.COUNTERS_KEY)
         counters = Counters() if row is None else records.decode_counters(row)
         counters.seq = max(now_ns, counters.seq + NUMBERS_SKIPPED)

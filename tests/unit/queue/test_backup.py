@@ -219,6 +219,22 @@ def test_a_damaged_backup_is_refused_and_leaves_nothing(open_queue: Callable[[st
     assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "data-backups"]
 
 
+def test_a_backup_whose_rows_contradict_each_other_is_refused_unless_that_is_wanted(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = open_queue("data")
+    kept, _ = queue.submit(meta(), meta())
+    queue.disk.write([Write(r.PAYLOADS, r.seq_key(2), None)])
+    path, again = str(queue.back_up()), str(tmp_path / "again")
+    assert main(["restore", path, again]) == 69
+    told = capsys.readouterr().err
+    assert f"{path} cannot be restored: it is damaged: requests {r.seq_key(2).hex()}: has no payload; " in told
+    assert "--with-violations" in told
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["data", "data-backups"]
+    assert main(["restore", path, again, "--with-violations"]) == 0
+    assert open_queue("again").machine.book.find(kept) is not None
+
+
 def damage(directory: Path, pattern: str) -> Path:
     """Alter 20 bytes in the middle of the largest file of this pattern."""
     path = max(directory.glob(pattern), key=lambda found: found.stat().st_size)
@@ -333,7 +349,7 @@ def test_the_tools_for_a_stopped_queue(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("here", [".", "../data", "../data/."])
 def test_a_directory_is_named_from_within_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str) -> None:
     data = tmp_path / "data"
-    RocksdbStore(data).close()
+    DiskQueue(data).disk.close()
     monkeypatch.chdir(data)
     assert main(["backup", here, "one"]) == 0
     backup = tmp_path / "data-backups" / "one"

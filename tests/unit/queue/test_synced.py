@@ -16,6 +16,7 @@ from services.queue.storage.backup import BackupError, backups_of, make_backup, 
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreUnusableError
 from services.queue.storage.synced import MARK_FILE, MarkError, SyncedMark, read_mark
+from tests.support.queueing import Queue, meta
 
 NOW_NS = 1_800_000_000_000_000_000
 ROWS = 400
@@ -131,9 +132,10 @@ def test_a_mark_that_is_damaged_refuses_the_store(killed: Path) -> None:
         RocksdbStore(killed)
 
 
-def test_a_backup_has_a_mark_and_a_restored_store_goes_on(killed: Path, tmp_path: Path) -> None:
-    store = RocksdbStore(killed)
-    backup = make_backup(store, backups_of(killed), "b", NOW_NS).path
+def test_a_backup_has_a_mark_and_a_restored_store_goes_on(tmp_path: Path) -> None:
+    store = RocksdbStore(tmp_path / "data")
+    Queue(store=store).submit(meta())
+    backup = make_backup(store, backups_of(tmp_path / "data"), "b", NOW_NS).path
     store.close()
     assert read_mark(backup)
     restore(backup, tmp_path / "restored", NOW_NS)
