@@ -45,6 +45,19 @@ def keep_writers_away(path: Path) -> IO[bytes] | None:
     return file
 
 
+def refuse_locked(path: Path) -> None:
+    """Raise StoreUnusableError if another process has the store open.
+
+    Called only where something is wrong already: to let go of the lock takes it from a store of this process, too.
+    """
+    try:
+        lock = keep_writers_away(path)
+    except OSError as error:
+        raise StoreUnusableError(open_reason(path, str(error))) from None
+    if lock is not None:
+        lock.close()
+
+
 def refuse_lost_writes(path: Path) -> None:
     """Raise StoreUnusableError if writes are missing that were synced; only reads.
 
@@ -61,11 +74,7 @@ def refuse_lost_writes(path: Path) -> None:
             raise StoreUnusableError(open_reason(path, refusal)) from None
     if not refusal:
         return
-    # Beside a writer a log may look torn. The lock is looked at only now, because to let go of it would take it from
-    # another store of this process.
-    lock = keep_writers_away(path)
-    if lock is not None:
-        lock.close()
+    refuse_locked(path)  # beside a writer a log may look torn
     raise damaged(path, refusal)
 
 

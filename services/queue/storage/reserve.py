@@ -62,24 +62,31 @@ class Reserve:
         self._path = directory / RESERVE_FILE
         self._guard = threading.Lock()
         size = self._path.stat().st_size if self._path.exists() else None
-        self._is_held = bool(size)
         self._is_lent = False
         self.is_given_up = size == 0
         """Whether it was needed, and has not been made again."""
 
     @property
     def held_bytes(self) -> int:
-        """What is held."""
-        return RESERVE_BYTES if self._is_held else 0
+        """What is held: by the file, which a kill may have left in part, and whoever makes room by hand may cut."""
+        return self._size() or 0
+
+    def _size(self) -> int | None:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return None
 
     def due_bytes(self, free: int) -> int:
         """Return what it is about to take of so many free bytes: it is made where it is wanted and leaves some room."""
-        is_wanted = not self._is_held and not self._is_lent and (self.is_given_up or free < AMPLE_BYTES)
-        return RESERVE_BYTES if is_wanted and free >= RESERVE_BYTES + LAST_ROOM_BYTES else 0
+        missing = RESERVE_BYTES - self.held_bytes
+        is_wanted = missing > 0 and not self._is_lent and (self.is_given_up or free < AMPLE_BYTES)
+        return missing if is_wanted and free >= missing + LAST_ROOM_BYTES else 0
 
     def make(self) -> None:
         """Make it if it is due."""
         with self._guard:
+            self.is_given_up = self.is_given_up or self._size() == 0
             try:
                 if self.due_bytes(free_bytes(self._directory)):
                     self._allocate()
@@ -97,7 +104,7 @@ class Reserve:
             raise
         finally:
             os.close(handle)
-        self._is_held, self.is_given_up = True, False
+        self.is_given_up = False
         log.info("%d MiB of the disk are held in reserve", RESERVE_BYTES >> 20)
 
     def lend(self) -> bool:
@@ -112,13 +119,14 @@ class Reserve:
     def give_up(self, why: str = "the disk is full") -> bool:
         """Give the space to the store; return whether there was any."""
         with self._guard:
-            if not self._is_held:
+            size = self._size()
+            if not size:
                 return False
             try:
                 os.truncate(self._path, 0)
             except OSError as error:
                 log.error("%s cannot be given up: %s", self._path, error.strerror)
                 return False
-            self._is_held, self.is_given_up = False, True
-            log.warning("%s: the reserve of %d MiB is given up", why, RESERVE_BYTES >> 20)
+            self.is_given_up = True
+            log.warning("%s: the reserve of %d MiB is given up", why, size >> 20)
             return True

@@ -23,6 +23,7 @@ from services.queue.storage.opening import (
     keep_writers_away,
     lost_writes,
     open_failure,
+    refuse_locked,
     refuse_lost_writes,
 )
 from services.queue.storage.reclaim import Room
@@ -96,11 +97,16 @@ class RocksdbStore:
 
     def _open_with_room(self) -> None:
         with suppress(StoreError):  # what cannot be looked at cannot be opened either, which says why
-            self.make_room()
+            if self._reserve is not None and not self._has_room():
+                refuse_locked(self._path)  # the reserve may be that of a queue that runs
+                self.make_room()
         try:
             self._open()
         except StoreUnusableError as error:
-            if NO_SPACE not in str(error) or self._reserve is None or not self._reserve.give_up():
+            if NO_SPACE not in str(error) or self._reserve is None:
+                raise
+            refuse_locked(self._path)
+            if not self._reserve.give_up():
                 raise
             self._open()
         if self._reserve is not None:
@@ -362,11 +368,13 @@ class RocksdbStore:
 
         Raises StoreError if the directory cannot be read.
         """
+        if self._has_room():
+            return True
+        return self._reserve is not None and self._reserve.give_up() and self._has_room()
+
+    def _has_room(self) -> bool:
         try:
-            needed = OPENING_BYTES + log_bytes(self._path)
-            if free_bytes(self._path) >= needed:
-                return True
-            return self._reserve is not None and self._reserve.give_up() and free_bytes(self._path) >= needed
+            return free_bytes(self._path) >= OPENING_BYTES + log_bytes(self._path)
         except OSError as error:
             raise StoreError(f"{self._path}: {error.strerror}") from None
 

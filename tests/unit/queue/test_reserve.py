@@ -1,5 +1,9 @@
 """The reserve of disk space: made where there is room, given up for good use, and what is taken without it."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from services.queue.storage.reserve import (
 )
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreError, StoreUnusableError
+from services.queue.storage.synced import MARK_FILE
 from tests.support.committing import HandClock
 from tests.support.memory_store import MemoryStore
 from tests.support.sizes import size_bytes
@@ -87,6 +92,72 @@ def test_where_it_cannot_be_allocated_there_is_none(
     mine = Reserve(tmp_path)
     mine.make()
     assert (held(tmp_path), mine.is_given_up) == (None, False)
+
+
+def test_what_the_file_holds_is_believed(tmp_path: Path, disk: Disk) -> None:
+    mine = Reserve(tmp_path)
+    mine.make()
+    os.truncate(tmp_path / RESERVE_FILE, 0)  # by another program
+    assert (mine.held_bytes, mine.give_up()) == (0, False)
+    disk.free_bytes = ROOM_BYTES - 1
+    mine.make()
+    assert mine.is_given_up
+    disk.free_bytes = ROOM_BYTES
+    mine.make()
+    assert (mine.is_given_up, held(tmp_path)) == (False, RESERVE_BYTES)
+    (tmp_path / RESERVE_FILE).unlink()
+    mine.make()
+    assert held(tmp_path) == RESERVE_BYTES
+
+
+def test_one_that_a_kill_left_in_part_is_made_whole_or_given_up(tmp_path: Path, disk: Disk) -> None:
+    (tmp_path / RESERVE_FILE).write_bytes(bytes(4096))
+    disk.free_bytes = ROOM_BYTES - 4097
+    mine = Reserve(tmp_path)
+    mine.make()
+    assert (held(tmp_path), mine.held_bytes) == (4096, 4096)
+    disk.free_bytes += 1
+    mine.make()
+    assert held(tmp_path) == RESERVE_BYTES
+    os.truncate(tmp_path / RESERVE_FILE, 4096)
+    assert mine.give_up()
+    assert (mine.is_given_up, held(tmp_path)) == (True, 0)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[None]:
+    """Another process has the store open, with a reserve."""
+    (tmp_path / RESERVE_FILE).write_bytes(bytes(4096))
+    code = (
+        "import sys; from pathlib import Path; from services.queue.storage.rocksdb_store import RocksdbStore\n"
+        "store = RocksdbStore(Path(sys.argv[1])); print('open', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        yield
+        process.stdin.close()
+
+
+def test_a_second_queue_leaves_the_reserve_of_the_first_alone(
+    tmp_path: Path, disk: Disk, running: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.free_bytes = 0
+    with pytest.raises(StoreUnusableError, match="is locked: another queue service uses it"):
+        RocksdbStore(tmp_path, keeps_reserve=True)
+    assert held(tmp_path) == 4096
+    disk.free_bytes = ROOM_BYTES - RESERVE_BYTES
+
+    def full(*_: object, **__: object) -> None:
+        raise Exception("IO error: No space left on device: rocksdict-config.json")
+
+    monkeypatch.setattr(rocksdict, "Rdict", full)
+    (tmp_path / MARK_FILE).unlink()  # so that nothing else looks before
+    with pytest.raises(StoreUnusableError, match="is locked: another queue service uses it"):
+        RocksdbStore(tmp_path, keeps_reserve=True)
+    assert held(tmp_path) == 4096
 
 
 def test_what_it_is_about_to_take_is_no_room_for_a_compaction(
