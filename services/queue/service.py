@@ -33,7 +33,7 @@ from services.queue.rights import RIGHTS
 from services.queue.servicer import BOUNDS, Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.speaker import Greeting, Speaker
-from services.queue.storage.backup import backups_of
+from services.queue.storage.backup import backups_of, remove_partials
 from services.queue.storage.lives import Lives
 from services.queue.storage.loading import Loading
 from services.queue.storage.read_faults import ReadFaults
@@ -124,7 +124,9 @@ class Service:
             intake.batch_channel,
             self._lives.ages,
         )
-        backup = BackupCall(self.committer, self._clock, settings.backup_dir or backups_of(settings.data_dir))
+        backups = settings.backup_dir or backups_of(settings.data_dir)
+        remove_partials(backups, store_id)  # of its last life
+        backup = BackupCall(self.committer, self._clock, backups)
         parts = Parts(
             self.committer,
             self._speaker,

@@ -95,6 +95,17 @@ def test_what_was_acked_survives_kill_9_and_is_not_taken_twice(start: Start, tmp
     assert sum(channel.ready for channel in stats.channels) == len(names) == 180
 
 
+@pytest.mark.parametrize("flag", [(), ("--backup-dir", "elsewhere")])
+def test_what_a_kill_left_of_a_backup_is_gone_after_the_next_start(
+    start: Start, tmp_path: Path, flag: tuple[str, ...]
+) -> None:
+    flags = [*flag[:1], *(str(tmp_path / name) for name in flag[1:])]
+    left = tmp_path / (flag[-1] if flag else "queue-backups") / ".nightly.partial"
+    (left / "data").mkdir(parents=True)
+    start(tmp_path / "queue", *flags).ready()
+    assert not left.exists()
+
+
 def test_results_and_leases_survive_kill_9(start: Start, tmp_path: Path) -> None:
     process = start(tmp_path)
     stub = queue_pb2_grpc.QueueServiceStub(process.ready())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,8 +26,13 @@ from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import Store, StoreError, StoreUnusableError
 from services.queue.storage.verify import Verifier
 
+log = logging.getLogger(__name__)
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """Names of backups: nothing that leads out of their directory."""
+
+PARTIAL = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]*?(?:\.(?P<store>[0-9a-f]{8}))?\.partial(?:\.tmp)?")
+"""Names of backups that are being made, by us and, with `.tmp`, by RocksDB; older versions left the store out."""
 
 NUMBERS_SKIPPED = 1 << 40
 """Least that a restore moves every counter on: more than any store hands out between a backup and its use. The time in
@@ -73,24 +79,48 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
     name = name or name_of(now_ns)
     if not NAME.fullmatch(name):
         raise BackupNameError(f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 100")
-    path, partial = directory / name, directory / f".{name}.partial"
+    path = directory / name
+    partial: Path | None = None
     try:
+        named = store.get(records.META, records.STORE_ID_KEY)
+        store_id = named.decode() if named else ""
+        partial = directory / f".{name}.{store_id}.partial"
         directory.mkdir(parents=True, exist_ok=True)
         if path.exists():
             raise BackupExistsError(f"name: there is a backup {path} already")
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_partials(directory, store_id)
         store.checkpoint(partial)
-        named = store.get(records.META, records.STORE_ID_KEY)
-        backup = Backup(path, named.decode() if named else "", now_ns)
+        backup = Backup(path, store_id, now_ns)
         mark = {"format": FORMAT, "store_id": backup.store_id, "made_unix_ns": now_ns}
         (partial / BACKUP_MARK).write_text(json.dumps(mark) + "\n")
         _sync(partial)
         partial.rename(path)
         _sync_directory(directory)
     except (OSError, StoreError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
         raise BackupError(f"the backup cannot be written: {error}") from None
     return backup
+
+
+def remove_partials(directory: Path, store_id: str) -> None:
+    """Remove what was begun of backups of a store and not finished: its links keep files that the store has let go.
+
+    Nothing may be making a backup of it meanwhile. What is of another store that uses the directory stays. What cannot
+    be looked at or removed stays as well, for the next time.
+    """
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("%s: %s", directory, error.strerror)
+        return
+    for entry in entries:
+        found = PARTIAL.fullmatch(entry.name)
+        if found and found["store"] in {None, store_id} and entry.is_dir(follow_symlinks=False):
+            log.warning("the backup %s was not finished and is removed", entry.path)
+            shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class BackupNameError(BackupError):

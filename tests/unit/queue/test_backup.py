@@ -24,7 +24,7 @@ from services.queue.core.lifecycle import State
 from services.queue.core.machine import Machine
 from services.queue.core.messages import Claim, WorkerOpened
 from services.queue.offline import main
-from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
+from services.queue.storage.backup import BackupError, backups_of, make_backup, remove_partials, restore
 from services.queue.storage.opening import BACKUP_MARK
 from services.queue.storage.recovery import recover
 from services.queue.storage.rocksdb_store import RocksdbStore
@@ -197,6 +197,40 @@ def test_a_backup_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="in memory"):
         make_backup(MemoryStore(), tmp_path, "b", NOW_NS)
     assert list(tmp_path.iterdir()) == []
+
+
+OURS = (f".a.{STORE_ID}.partial", f".b.c.{STORE_ID}.partial.tmp", ".of-an-older-version.partial", ".older.partial.tmp")
+ANOTHERS = (".a.0123abcd.partial", ".a.0123abcd.partial.tmp", "a.partial", ".a.restoring", ".partial", "..partial")
+
+
+def test_what_a_kill_left_of_a_backup_goes_before_the_next_and_at_a_start(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, backups = open_queue("data"), tmp_path / "data-backups"
+    for begin in (queue.back_up, lambda: remove_partials(backups, STORE_ID)):
+        for name in (*OURS, *ANOTHERS):
+            (backups / name).mkdir(parents=True, exist_ok=True)
+            (backups / name / "000009.sst").write_bytes(b"a link keeps what is deleted")
+        (backups / ".file.partial").write_text("no directory")
+        (backups / ".link.partial").unlink(missing_ok=True)
+        (backups / ".link.partial").symlink_to(backups / "a.partial")
+        caplog.clear()
+        begin()
+        left = sorted(path.name for path in backups.iterdir())
+        assert left == sorted((*ANOTHERS, ".file.partial", ".link.partial", "b1"))
+        assert sum("was not finished and is removed" in line for line in caplog.messages) == len(OURS)
+    remove_partials(tmp_path / "nowhere", STORE_ID)
+    remove_partials(backups / ".file.partial", STORE_ID)  # which cannot be looked at, and ends nothing
+
+
+def test_a_backup_is_made_under_the_name_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = DiskQueue(tmp_path / "data")
+    seen = list[Path]()
+    monkeypatch.setattr(queue.disk, "checkpoint", seen.append)
+    with pytest.raises(BackupError):
+        queue.back_up()
+    queue.disk.close()
+    assert [path.name for path in seen] == [f".b1.{STORE_ID}.partial"], "so that it is known whose it is"
 
 
 def test_a_restore_is_refused_where_it_could_destroy_something(
