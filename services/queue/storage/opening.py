@@ -86,6 +86,12 @@ def damaged(path: Path, what: str) -> StoreUnreadableError:
     )
 
 
+def refuse_without_schema(path: Path, writes: int) -> None:
+    """Raise StoreUnusableError if a store without a schema has had writes: the table that tells the first is lost."""
+    if writes:
+        raise damaged(path, f"it has {writes} writes, and not the first, which tells the schema")
+
+
 def _last_write(path: Path) -> int:
     """Return the number of the last write in the store, by reading its log; 0 if there is no store."""
     if not (path / "CURRENT").exists():

@@ -19,12 +19,12 @@ from services.queue.storage.opening import (
     BACKUP_MARK,
     NO_SPACE,
     NOT_OF_THE_DISK,
-    damaged,
     keep_writers_away,
     lost_writes,
     open_failure,
     refuse_locked,
     refuse_lost_writes,
+    refuse_without_schema,
 )
 from services.queue.storage.reclaim import Room
 from services.queue.storage.reserve import Reserve, free_bytes, log_bytes
@@ -103,11 +103,10 @@ class RocksdbStore:
         try:
             self._open()
         except StoreUnusableError as error:
-            if NO_SPACE not in str(error) or self._reserve is None:
+            if NO_SPACE not in str(error) or self._reserve is None or not self._reserve.held_bytes:
                 raise
             refuse_locked(self._path)
-            if not self._reserve.give_up():
-                raise
+            self._reserve.give_up()
             self._open()
         if self._reserve is not None:
             self._reserve.make()
@@ -148,8 +147,7 @@ class RocksdbStore:
     def _check_schema(self) -> None:
         found = self.get(META, SCHEMA_KEY)
         if found is None:
-            if self._synced:  # the schema is written before all else, so the table that had it is lost
-                raise damaged(self._path, f"it has {self._synced} writes, and not the first, which tells the schema")
+            refuse_without_schema(self._path, self._synced)
             self.write([Write(META, SCHEMA_KEY, str(SCHEMA_VERSION).encode())])
             return
         if found in MIGRATED_VERSIONS:
@@ -334,10 +332,12 @@ class RocksdbStore:
     def wait_durable(self) -> None:
         """Return once every write that reads could find so far is synced; raises StoreError if a sync failed."""
         with STORE_ERRORS:
-            seen = self._db.latest_sequence_number()
+            seen = (db := self._db).latest_sequence_number()
         with self._sync_ended:
-            self._sync_ended.wait_for(lambda: self._sync_failed or self._synced >= seen)
+            self._sync_ended.wait_for(lambda: self._sync_failed or self._synced >= seen or self._db is not db)
             self._refuse_in_doubt()
+        if self._db is not db:  # which may have lost what was read; others have its numbers now
+            raise StoreError("the store was opened again meanwhile")
 
     def _note_synced(self, number: int) -> None:
         try:

@@ -239,6 +239,27 @@ def test_a_store_that_syncs_is_neither_written_nor_closed(spied: tuple[RocksdbSt
     assert len(store.scan(REQUESTS, b"", b"", 10)) == (1 if other == "reopen" else 2)
 
 
+def test_who_waits_while_the_store_is_opened_again_is_not_told_that_all_of_it_is_durable(
+    spied: tuple[RocksdbStore, Spy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, spy = spied
+
+    def opened_meanwhile() -> int:
+        number: int = spy._database.latest_sequence_number() + 1  # a write that is being synced, which fails
+        store.reopen()  # and finds nothing of it
+        return number
+
+    monkeypatch.setattr(spy, "latest_sequence_number", opened_meanwhile, raising=False)
+    with ThreadPoolExecutor(1) as threads:
+        settling = threads.submit(store.wait_durable)
+        try:
+            with pytest.raises(StoreError, match="opened again meanwhile"):
+                settling.result(60)
+        finally:
+            store.write([Write(REQUESTS, b"k", b"v")])  # lets go of who waits for a number
+    store.wait_durable()
+
+
 def test_after_a_sync_that_failed_nothing_is_written_or_told_until_the_store_is_opened_again(
     spied: tuple[RocksdbStore, Spy], tmp_path: Path
 ) -> None:
