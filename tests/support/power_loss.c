@@ -1,9 +1,9 @@
-/* Preloaded into a process: notes how much of each write-ahead log (*.log) has reached the disk, and can end the process
-   right before a sync, where a power cut is worst: what was written is in memory only. A test then cuts the logs to what
-   was noted.
+/* Preloaded into a process: notes how much of each write-ahead log (*.log), table (*.sst, *.blob) and MANIFEST has
+   reached the disk, and can end the process right before the sync of a log, where a power cut is worst: what was written
+   is in memory only. A test then cuts the files to what was noted.
 
-   POWER_LOSS_LOG: file that gets a line "SIZE PATH" after each sync of a log.
-   POWER_LOSS_AT: number of that sync, counted from 1, at which the process ends instead. */
+   POWER_LOSS_LOG: file that gets a line "SIZE PATH" after each sync of such a file.
+   POWER_LOSS_AT: number of that sync of a log, counted from 1, at which the process ends instead. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,13 +18,17 @@
 
 static atomic_long syncs;
 
-/* Puts the path of `fd` into `path`; returns whether it is a write-ahead log. */
-static int is_log(int fd, char path[PATH_MAX + 1]) {
+static int ends(const char *path, const char *with) {
+    size_t length = strlen(path), tail = strlen(with);
+    return length > tail && strcmp(path + length - tail, with) == 0;
+}
+
+/* Puts the path of `fd` into `path`. */
+static void path_of(int fd, char path[PATH_MAX + 1]) {
     char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, PATH_MAX);
     path[length < 0 ? 0 : length] = 0;
-    return length > 4 && strcmp(path + length - 4, ".log") == 0;
 }
 
 static void note(const char *path, long long size) {
@@ -39,8 +43,11 @@ static int synced(int fd, const char *name) {
     int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, name);
     char path[PATH_MAX + 1];
     struct stat before;
-    if (!is_log(fd, path) || fstat(fd, &before) != 0) return real(fd);
-    if (atomic_fetch_add(&syncs, 1) + 1 == atol(getenv("POWER_LOSS_AT"))) kill(getpid(), SIGKILL);
+    path_of(fd, path);
+    int is_log = ends(path, ".log");
+    if (!is_log && !ends(path, ".sst") && !ends(path, ".blob") && !strstr(path, "/MANIFEST-")) return real(fd);
+    if (fstat(fd, &before) != 0) return real(fd);
+    if (is_log && atomic_fetch_add(&syncs, 1) + 1 == atol(getenv("POWER_LOSS_AT"))) kill(getpid(), SIGKILL);
     int failed = real(fd);
     if (!failed) note(path, before.st_size);
     return failed;
