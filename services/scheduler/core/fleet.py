@@ -172,11 +172,7 @@ class Worker:
         return not self.draining and self.closed_ns is None and now_ns >= self.paused_until_ns
 
     def observe(self, report: EngineReport) -> None:
-        """Take the engine's own view; ledger minus engine, where positive, is the drift.
-
-        Where blocks came free that no step has told of yet, what was shared before is still said to be: it is as much
-        in the ledger as it was, and goes from both with the next report.
-        """
+        """Take the engine's own view; ledger minus engine, where positive, is the drift."""
         self.report = report
         ledger = self.ledger
         ledger.shared_blocks = report.blocks_shared if self.shares else 0

@@ -10,7 +10,8 @@ class EngineView:
 
     vLLM reports after a step. Blocks that come free outside a step (an abort, a
     stop string) are in no report until the next step; until then the free
-    blocks are unknown, or all of them if nothing is left in the engine.
+    blocks are unknown, or all of them if nothing is left in the engine, and
+    nobody is said to share any: they may have been those of who has gone.
     """
 
     def __init__(self, blocks_total: int) -> None:
@@ -79,13 +80,13 @@ class EngineView:
             busy_ns=self._busy_ns,
             prefill_ns=stats.prefill_ns,
             prefill_tokens=stats.prefill_tokens,
-            blocks_shared=stats.blocks_shared,
+            blocks_shared=self._told[-1],
         )
 
     def _picture(self) -> tuple[int | None, int, int, int, int]:
         stats = self._stats
-        free = None if self._freed_since else stats.blocks_free
-        return free, stats.running, stats.waiting, stats.preemptions, stats.blocks_shared
+        free, shared = (None, 0) if self._freed_since else (stats.blocks_free, stats.blocks_shared)
+        return free, stats.running, stats.waiting, stats.preemptions, shared
 
     def _integrate(self, now_ns: int) -> None:
         if self._since_ns is not None:

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.worker.vllm.shape import most_blocks, window_blocks
+
+def holds_by_tokens(model_config: Any) -> bool:
+    """Return whether what a request holds follows from its tokens alone.
+
+    Not so where layers keep a state, nor where all of them slide, for then blocks come free while it runs. Where some
+    slide the cache keeps what the others see.
+    """
+    kinds = getattr(model_config.hf_text_config, "layer_types", None) or ()
+    slides = bool(model_config.get_sliding_window()) and "full_attention" not in kinds
+    return not (model_config.is_hybrid or slides)
 
 
 class Sharing:
     """Counts what is held together, and never too much.
 
     Who had no token in the latest step is left out: a prompt that is being computed, and whoever was preempted. Their
-    blocks are among those that are taken all the same.
+    blocks are among those that are taken all the same. Where a step is scheduled while one runs, who is preempted for
+    it has a token of the other: then nobody is said to share anything for a step.
     """
 
     def __init__(self, config: Any, processor: Any) -> None:
         """Read the records of vLLM's `processor` of outputs. `config` is that of an engine that has started."""
         self._states: Any = getattr(processor, "request_states", None)
         self._block_size: int = config.cache_config.block_size
-        # Where blocks come free while a request runs, or some do not follow its tokens, they are not known by these.
-        by_tokens = not config.model_config.is_hybrid and most_blocks(config) == window_blocks(config)
-        self._counts = bool(by_tokens and config.cache_config.enable_prefix_caching and self._states is not None)
+        counts = holds_by_tokens(config.model_config) and config.cache_config.enable_prefix_caching
+        self._counts = bool(counts and self._states is not None)
         self._found = False
 
     def blocks(self, taken: int, iteration_stats: Any) -> int:
@@ -38,7 +47,9 @@ class Sharing:
         # Nobody shares before a prompt was found in the cache; then all are looked at, in a microsecond for four.
         prompts = getattr(iteration_stats, "prompt_token_stats", None)
         self._found = self._found or bool(getattr(prompts, "cached_tokens", 0))
-        return max(self._held() - taken, 0) if self._found else 0
+        if not self._found or bool(getattr(iteration_stats, "num_preempted_reqs", 0)):
+            return 0
+        return max(self._held() - taken, 0)
 
     def _held(self) -> int:
         """Return the blocks of those that had a token in the latest step, each counted on its own."""

@@ -113,16 +113,24 @@ class Forecast:
         self._variances = [0] * len(self._horizons)
         self._mosts = [0] * len(self._horizons)
         self._shared = 0
-        self._shared_part = 0.0
+        self._shared_parts = [0.0] * len(self._horizons)
+        self._own_part = 1.0
+        """What of that which requests hold nobody else does."""
 
-    def share(self, shared_blocks: int, held_blocks: int) -> None:
-        """Count once what requests that hold so many blocks hold together, `shared_blocks` less in all.
+    def share(self, shared_blocks: int, held_blocks: int, sequences: int) -> None:
+        """Count once what `sequences` that hold so many blocks hold together, `shared_blocks` less in all.
 
-        Those that will be left at a look are taken to share as much of what they hold as all do now, and of what they
-        gain by then nothing.
+        Those that are left at a look are taken to share as much as all do now of what they hold now, and nothing of
+        what they have gained by then, as each gains alike and holds the mean.
         """
-        self._shared_part = min(shared_blocks / held_blocks, 1.0) if held_blocks else 0.0
         self._shared = shared_blocks * UNIT if held_blocks else 0
+        if not self._shared:
+            self._own_part = 1.0
+            return
+        part = min(shared_blocks / held_blocks, 1.0)
+        each = held_blocks / max(sequences, 1)
+        self._shared_parts = [part * each / (each + look.growth) for look in self._looks]
+        self._own_part = 1 - part
 
     def demand(self, size: Size, curve: Curve) -> Demand:
         """Return what a request of this size will need if `curve` tells how long outputs are."""
@@ -193,7 +201,7 @@ class Forecast:
         for index in range(self._first, len(self._means)):
             mean, variance, highest = self._means[index], self._variances[index], self._mosts[index]
             if self._shared:
-                once = min(self._shared, int(self._shared_part * mean))
+                once = self._once(index)
                 mean -= once
                 highest -= once
             if index < added:
@@ -219,7 +227,7 @@ class Forecast:
         for index in range(self._first, len(self._means)):
             mean, variance = self._means[index], self._variances[index]
             if self._shared:
-                mean -= min(self._shared, int(self._shared_part * mean))
+                mean -= self._once(index)
             likely = mean + margin * math.sqrt(float(variance))
             if likely > peak:
                 peak, fullest = likely, variance
@@ -227,4 +235,8 @@ class Forecast:
 
     def _scale(self, deviations: float) -> float:
         """Return so many deviations for the root of a variance, in the unit of sums: who ends frees only its own."""
-        return deviations * (1 - self._shared_part) * math.sqrt(UNIT)
+        return deviations * self._own_part * math.sqrt(UNIT)
+
+    def _once(self, index: int) -> int:
+        """Return what the requests that are left at a look hold together, for each of them but the first."""
+        return min(self._shared, int(self._shared_parts[index] * self._means[index]))

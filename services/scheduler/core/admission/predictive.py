@@ -305,7 +305,8 @@ class Predictive(Policy):
         view = self._views[worker.epoch]
         view.lead.observe(report)
         view.forecast.look_from(view.lead.steps)
-        view.forecast.share(worker.ledger.shared_blocks, worker.ledger.held_blocks)
+        ledger = worker.ledger
+        view.forecast.share(ledger.shared_blocks, ledger.held_blocks, ledger.sequences)
         margin = view.margin
         recovering = margin.recovering
         margin.observe(report)
