@@ -22,6 +22,7 @@ def main() -> None:
     """Import the command line, which takes most of a short command's time, and run it."""
     _open_the_closed()
     try:
+        import atexit
         import signal
 
         usual = {signal.SIG_DFL, signal.default_int_handler}
@@ -33,6 +34,12 @@ def main() -> None:
             for one in interrupts:
                 signal.signal(one, lambda _number, _frame: os._exit(number))
 
+        def ignore() -> None:
+            """Ignore what the interpreter, which ends now, would give back its usual effect: death by the signal."""
+            for one in interrupts:
+                signal.signal(one, signal.SIG_IGN)
+
+        atexit.register(ignore)
         # An exception would be what some import makes of it: another exception, or a line on stderr and no end.
         end_at_once(EX_INTERRUPTED)
         from penstock.cli.main import main as command

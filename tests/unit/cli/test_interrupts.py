@@ -30,8 +30,14 @@ def notice(name, arguments):
     if name == event and (not what or str(arguments[0]) == what):
         interrupt()
 
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.Signals[number]):
+        kill(process, number)
+
 if event == "end":
     atexit.register(interrupt)
+elif event == "teardown":
+    last = Last()
 sys.addaudithook(notice)
 """
 """In place of a `sitecustomize`: sends the signal when an event of Python's comes whose first argument is this one."""
@@ -79,11 +85,14 @@ def test_an_interrupt_before_the_work_is_quiet(tmp_path: Path, number: signal.Si
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_an_interrupt_after_the_work_takes_nothing_from_its_status(tmp_path: Path, number: signal.Signals) -> None:
-    done = interrupted(tmp_path, number, "end ", "version")
+@pytest.mark.parametrize("at", ["end ", "teardown "])
+def test_an_interrupt_after_the_work_takes_nothing_from_its_status(
+    tmp_path: Path, number: signal.Signals, at: str
+) -> None:
+    done = interrupted(tmp_path, number, at, "version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
-    failed = interrupted(tmp_path, number, "end ", *run_batch_in(tmp_path))
+    failed = interrupted(tmp_path, number, at, *run_batch_in(tmp_path))
     assert (failed.returncode, len(failed.stderr.splitlines())) == (69, 1)
 
 
