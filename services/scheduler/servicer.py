@@ -134,6 +134,9 @@ class SchedulerServicer:
             # This is the last word on it, and what a worker has not heard a restart of this process forgets.
             text = f"worker_id: {request.worker_id!r} is not connected; undrain it when it is back"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if view.leaving:
+            text = f"worker_id: {request.worker_id!r} is stopping, and takes no grants until it is started again"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
         self._runner.feed([m.DrainRequested(request.worker_id, undo=True)])
         note(log, "worker %s is drained no more", request.worker_id)
         return scheduler_pb2.UndrainWorkerResponse()

@@ -32,6 +32,7 @@ class WorkerView(NamedTuple):
     shared_blocks: int
     report: EngineReport | None
     draining: bool
+    leaving: bool
     connected: bool
     outlook: Outlook | None = None
     adapters: tuple[str, ...] = ()
@@ -112,6 +113,7 @@ def _workers(machine: Machine) -> list[WorkerView]:
             shared_blocks=worker.ledger.shared_blocks,
             report=worker.report,
             draining=worker.draining,
+            leaving=worker.leaving,
             connected=worker.closed_ns is None,
             outlook=outlooks[worker.epoch],
             adapters=worker.adapters,

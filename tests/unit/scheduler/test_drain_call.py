@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import cast
 
+import grpc
 import pytest
 
 from penstock.keys import Role
@@ -93,3 +94,38 @@ async def test_a_drain_and_its_end_are_told_with_whose_key(
         "worker w1 is drained; it still has 1 requests (key ops, operator, tenant t)",
         "worker w1 is drained no more (key ops, operator, tenant t)",
     ]
+
+
+async def test_a_worker_that_is_stopping_is_not_said_to_take_grants_again() -> None:
+    shell = Shell()
+    epoch = shell.open().epoch
+    shell.runner.feed([m.DrainRequested("w1"), m.WorkerLeaving(epoch, "told to stop")])
+    shell.runner.wake()
+    context = Refusing()
+    with pytest.raises(EndedError):
+        await SchedulerServicer(shell.runner).UndrainWorker(
+            scheduler_pb2.UndrainWorkerRequest(worker_id="w1"), cast("Context", context)
+        )
+    assert context.said == [
+        (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "worker_id: 'w1' is stopping, and takes no grants until it is started again",
+        )
+    ]
+    (worker,) = shell.runner.snapshot().workers
+    assert (worker.draining, worker.leaving) == (True, True)
+
+
+class EndedError(Exception):
+    """A call was ended."""
+
+
+class Refusing:
+    """A call's context that keeps what it was ended with."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[grpc.StatusCode, str]] = []
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        self.said.append((code, text))
+        raise EndedError
