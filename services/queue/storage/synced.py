@@ -87,8 +87,8 @@ def lost_of_manifest(directory: Path) -> str:
         if found < size:
             return f"its {name} ends after {found} bytes, and {size} had reached the disk"
         is_same = _checksum(handle, 0, size, 0) == crc
-    except OSError as error:
-        raise MarkError(f"{directory / name}: {error.strerror}") from None
+    except OSError as unread:
+        raise MarkError(f"{directory / name}: {unread.strerror}") from None
     finally:
         os.close(handle)
     return "" if is_same else f"the first {size} bytes of its {name} are not those that had reached the disk"

@@ -53,7 +53,12 @@ def interrupted(
     handler = signal.SIG_IGN if ignored else signal.SIG_DFL  # who runs the tests may have them ignored
     return subprocess.run(
         [sys.executable, "-m", "penstock", *command],
-        env={**os.environ, "INTERRUPT": f"{number.name} {at}", "PYTHONPATH": f"{directory}:{ROOT}"},
+        env={
+            **os.environ,
+            "INTERRUPT": f"{number.name} {at}",
+            "PYTHONPATH": f"{directory}:{ROOT}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.queue.storage import backup
+from services.queue.storage.recovery import store_id_of
 from services.queue.storage.rocksdb_store import RocksdbStore
 
 NOW_NS = 1_800_000_000_000_000_000
@@ -18,6 +19,7 @@ NOW_NS = 1_800_000_000_000_000_000
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Path]:
     store = RocksdbStore(tmp_path / "data")
+    store_id_of(store, lambda: "named")
     yield backup.make_backup(store, tmp_path / "backups", "b1", NOW_NS).path
     store.close()
 
