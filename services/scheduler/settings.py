@@ -24,7 +24,11 @@ class SchedulerSettings(ChannelledSettings):
     )
     policy: str = Field(DEFAULT_POLICY, description=f"Admission policy: {', '.join(POLICIES)}.")
     epoch_grace_s: Seconds = Field(
-        5.0, ge=0, description="Seconds the credits of a broken worker stream wait for the worker's return."
+        5.0,
+        ge=0,
+        description="Seconds the credits of a broken worker stream wait for the worker's return, and for which a"
+        " scheduler that has started waits for workers. What then only one that is away could hold is rejected, if"
+        " smaller ones serve its model.",
     )
     report_interval_ms: int = Field(
         20, ge=1, le=10_000, description="Least time between two engine reports of one worker, in milliseconds."
