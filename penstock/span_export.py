@@ -99,13 +99,21 @@ class _Batches(BatchSpanProcessor):
         delay_ms = None if os.environ.get(OTEL_BSP_SCHEDULE_DELAY) else EXPORT_DELAY_MS
         super().__init__(outlet, max_queue_size=most, schedule_delay_millis=delay_ms)
         self._outlet = outlet
+        self._full = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
         """Keep a span until it is exported; where too many wait the oldest is lost."""
-        batches = self._batch_processor
-        if span.context.trace_flags.sampled and len(batches._queue) == batches._max_queue_size:
-            self._lost.add(1)
-        super().on_end(span)
+        if not span.context.trace_flags.sampled:
+            return
+        waiting, most = self._batch_processor._queue, self._batch_processor._max_queue_size
+        # Taken out here and not left to the queue, which drops without a word: what an export takes out between the two
+        # would be counted as lost.
+        with self._full:
+            if len(waiting) == most:
+                with suppress(IndexError):
+                    waiting.pop()
+                    self._lost.add(1)
+            super().on_end(span)
 
     def shutdown(self) -> None:
         """Export what is buffered, for a moment; give the rest up and say how much was lost, from the start on."""
