@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from penstock.queue.v1 import queue_pb2
+from services.auth.caller import CALLER
 from services.auth.deeds import note
 from services.logs import about
 from services.quoting import shown
 
 log = logging.getLogger(__name__)
 
+Request = queue_pb2.CancelRequest | queue_pb2.DeleteRequest | queue_pb2.RequeueDeadRequest
+
 
 def cancelled(request: queue_pb2.CancelRequest, done: queue_pb2.CancelResponse) -> None:
-    """Note a cancel: by name it is anybody's, and what a gateway does for each client that leaves."""
+    """Note a cancel: it is anybody's, and what a gateway does for each client that leaves.
+
+    Where nobody can be told from a client that of a whole batch is noted all the same.
+    """
     subject, extra = _subject(request)
     text = "cancelled %s: %d ended, %d told to stop, %d not to be cancelled"
     values = (subject, done.cancelled, done.aborting, len(done.not_cancelled))
-    note(log, text, *values, anybodys=not request.batch, extra=extra)
+    keyless = CALLER.get().role is None
+    note(log, text, *values, anybodys=not (request.batch and keyless), extra=extra)
+
+
+@contextmanager
+def until_cut_short(request: Request) -> Iterator[None]:
+    """Note a call that its caller leaves before it is over: what was done by then stays done."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        named = request.request_ids.ids
+        if isinstance(request, queue_pb2.RequeueDeadRequest):
+            subject, extra = ("all dead letters", None) if request.all else _named(named)
+        else:
+            subject, extra = _subject(request)
+        kind = type(request).__name__.removesuffix("Request")
+        keyless = CALLER.get().role is None
+        text = "%s of %s: its caller left before it was over, and a part of it may be done"
+        note(log, text, kind, subject, anybodys=not keyless, extra=extra)
+        raise
 
 
 def deleted(request: queue_pb2.DeleteRequest, done: queue_pb2.DeleteResponse) -> None:

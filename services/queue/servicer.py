@@ -265,14 +265,16 @@ class QueueServicer:
     async def Cancel(self, request: queue_pb2.CancelRequest, context: Context) -> queue_pb2.CancelResponse:
         """Cancel requests."""
         await self._turn(1)  # what its tenant submitted before it, and waits to be checked, is stored first
-        response = await self._parts.admin.cancel(request, context)
+        with deeds.until_cut_short(request):
+            response = await self._parts.admin.cancel(request, context)
         deeds.cancelled(request, response)
         return response
 
     async def Delete(self, request: queue_pb2.DeleteRequest, context: Context) -> queue_pb2.DeleteResponse:
         """Delete results."""
         async with _readable(context):
-            response = await self._parts.admin.delete(request, context)
+            with deeds.until_cut_short(request):
+                response = await self._parts.admin.delete(request, context)
         deeds.deleted(request, response)
         return response
 
@@ -289,7 +291,8 @@ class QueueServicer:
         self, request: queue_pb2.RequeueDeadRequest, context: Context
     ) -> queue_pb2.RequeueDeadResponse:
         """Put dead letters back in line."""
-        response = await self._parts.admin.requeue_dead(request, context)
+        with deeds.until_cut_short(request):
+            response = await self._parts.admin.requeue_dead(request, context)
         deeds.requeued(request, response)
         return response
 

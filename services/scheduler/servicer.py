@@ -116,14 +116,13 @@ class SchedulerServicer:
         """Stop granting to a worker and tell it to finish what it has."""
         view = await self._worker(request.worker_id, context)
         self._runner.feed([m.DrainRequested(request.worker_id)])
+        note(log, "worker %s is drained; it still has %d requests", request.worker_id, view.reservations)
         # What stands ready there may still meet a request: that is over when the call is answered.
         with suppress(TimeoutError):
             async with asyncio.timeout(WITHDRAWN_WITHIN_S):
                 await self._runner.withdrawn(request.worker_id)
         now = {found.worker_id: found.reservations for found in self._runner.snapshot().workers}
-        left = now.get(request.worker_id, view.reservations)
-        note(log, "worker %s is drained; it still has %d requests", request.worker_id, left)
-        return scheduler_pb2.DrainWorkerResponse(reservations=left)
+        return scheduler_pb2.DrainWorkerResponse(reservations=now.get(request.worker_id, view.reservations))
 
     async def UndrainWorker(
         self, request: scheduler_pb2.UndrainWorkerRequest, context: Context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ async def test_what_clients_and_services_do_with_their_own_fills_no_log(
     one, other = await submitted(peer, "ci", text(), text())
     await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(one)), metadata=of("ci"))
     await peer.stub.Cancel(queue_pb2.CancelRequest(request_ids=ids(other)), metadata=of("fleet", ACME))
+    await peer.stub.Cancel(queue_pb2.CancelRequest(batch="night"), metadata=of("ci"))
     await peer.stub.Delete(queue_pb2.DeleteRequest(request_ids=ids(one)), metadata=of("ci"))
     records = list(caplog.records)
     assert not said(caplog)
@@ -94,7 +96,29 @@ async def test_what_clients_and_services_do_with_their_own_fills_no_log(
         "key ci, client, tenant acme)",
         "key fleet, service, tenant acme)",
         "key ci, client, tenant acme)",
+        "key ci, client, tenant acme)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "subject"),
+    [
+        (queue_pb2.CancelRequest(batch="night"), "Cancel of batch 'night'"),
+        (queue_pb2.DeleteRequest(request_ids=ids("r-1", "r-2")), "Delete of 2 requests by name"),
+        (queue_pb2.RequeueDeadRequest(all=True), "RequeueDead of all dead letters"),
+    ],
+)
+def test_a_call_that_its_caller_leaves_is_told_as_that(
+    request_: deeds.Request, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, deeds.log.name)
+    with pytest.raises(asyncio.CancelledError), deeds.until_cut_short(request_):
+        raise asyncio.CancelledError
+    (line,) = said(caplog)
+    assert line.startswith(f"{subject}: its caller left before it was over")
+    with deeds.until_cut_short(request_):
+        pass
+    assert not said(caplog)
 
 
 @pytest.mark.parametrize(
