@@ -138,7 +138,7 @@ class RocksdbStore:
             self._mark = SyncedMark(self._path, self._synced)
         except OSError as error:
             self.close()
-            raise StoreUnusableError(f"{self._path / MARK_FILE}: {error.strerror}") from None
+            raise StoreUnusableError(f"{error.filename or self._path / MARK_FILE}: {error.strerror}") from None
 
     def lost_writes(self) -> str:
         """Return what is missing at the end of the log, in words; empty if nothing is."""

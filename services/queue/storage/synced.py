@@ -25,6 +25,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from services.queue.storage.store import StoreUnusableError
+
 MARK_FILE = "PENSTOCK_SYNCED"
 
 NOTE_FILE = "PENSTOCK_MANIFEST"
@@ -49,7 +51,7 @@ class MarkError(Exception):
 def read_mark(directory: Path) -> int | None:
     """Return the number of the last write known to be synced, None if the directory has no mark yet.
 
-    Raises MarkError if the file is damaged.
+    Raises MarkError if the file is damaged, StoreUnusableError if it cannot be read for another reason.
     """
     row = _row_of(directory / MARK_FILE)
     if not row:
@@ -62,7 +64,7 @@ def read_mark(directory: Path) -> int | None:
 def lost_of_manifest(directory: Path) -> str:
     """Return in words what is wrong with the part of the MANIFEST that is known to be synced; empty if nothing is.
 
-    Raises MarkError if the note of it is damaged.
+    Raises MarkError if the note of it is damaged, StoreUnusableError for what cannot be read for another reason.
     """
     row = _row_of(directory / NOTE_FILE)
     if not row:
@@ -81,14 +83,14 @@ def lost_of_manifest(directory: Path) -> str:
     except FileNotFoundError:
         return f"its {name} is gone"
     except OSError as error:
-        raise MarkError(f"{directory / name}: {error.strerror}") from None
+        raise _unread(directory / name, error) from None
     try:
         found = os.fstat(handle).st_size
         if found < size:
             return f"its {name} ends after {found} bytes, and {size} had reached the disk"
         is_same = _checksum(handle, 0, size, 0) == crc
     except OSError as unread:
-        raise MarkError(f"{directory / name}: {unread.strerror}") from None
+        raise _unread(directory / name, unread) from None
     finally:
         os.close(handle)
     return "" if is_same else f"the first {size} bytes of its {name} are not those that had reached the disk"
@@ -184,13 +186,19 @@ class _ManifestNote:
 
 
 def _row_of(path: Path) -> bytes:
-    """Return what is in a mark, nothing if there is none. Raises MarkError."""
+    """Return what is in a mark, nothing if there is none. Raises MarkError and StoreUnusableError."""
     try:
         return path.read_bytes()  # empty if made right before a power cut: nothing was acknowledged before its sync
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise MarkError(f"{path}: {error.strerror}") from None
+        raise _unread(path, error) from None
+
+
+def _unread(path: Path, error: OSError) -> Exception:
+    """Return what to raise of a file that cannot be read: want of descriptors or of a right is no damage."""
+    text = f"{path}: {error.strerror}"
+    return MarkError(text) if error.errno == errno.EIO else StoreUnusableError(text)
 
 
 def _current(directory: Path) -> int | None:

@@ -15,7 +15,7 @@ from services.queue.core.effects import Write
 from services.queue.offline import main
 from services.queue.storage.backup import BackupError, make_backup, restore
 from services.queue.storage.rocksdb_store import RocksdbStore
-from services.queue.storage.store import StoreUnusableError
+from services.queue.storage.store import StoreUnreadableError, StoreUnusableError
 from services.queue.storage.synced import MARK_FILE, NOTE_FILE, SyncedMark, lost_of_manifest
 from tests.support.queueing import Queue, meta
 
@@ -250,3 +250,13 @@ def test_the_note_follows_a_manifest_that_another_takes_the_place_of(tmp_path: P
     assert lost_of_manifest(tmp_path) == "its MANIFEST-000009 ends after 49 bytes, and 50 had reached the disk"
     (tmp_path / "MANIFEST-000009").unlink()
     assert lost_of_manifest(tmp_path) == "its MANIFEST-000009 is gone"
+
+
+@pytest.mark.parametrize("mark", [MARK_FILE, NOTE_FILE])
+def test_a_mark_that_cannot_be_read_is_named_and_no_damage(killed: Path, mark: str) -> None:
+    (killed / mark).unlink()
+    (killed / mark).mkdir()
+    with pytest.raises(StoreUnusableError, match=f"{mark}: Is a directory") as refused:
+        RocksdbStore(killed)
+    assert not isinstance(refused.value, StoreUnreadableError)
+    assert "damaged" not in str(refused.value)
