@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.core.drain import Drain
@@ -130,8 +130,9 @@ class World:
     # ---- wires ----
 
     def tell(self, message: m.Input) -> None:
-        effects = self.machine.step(message, self.now_ns)
-        self.down += [*effects, *self.machine.arbitrate(self.now_ns)] if self.streaming else []
+        effects = [*self.machine.step(message, self.now_ns), *self.machine.arbitrate(self.now_ns)]
+        # What is for an earlier stream, which the scheduler has not heard the end of, goes nowhere.
+        self.down += [said for said in effects if self.streaming and getattr(said, "epoch", 0) == self.epoch]
 
     def hear(self, message: w.Message) -> None:
         for said in self.session.step(message, self.now_ns):
@@ -234,5 +235,6 @@ def test_a_word_that_comes_late_or_twice_changes_nothing() -> None:
 
 @settings(max_examples=examples(600), deadline=None)
 @given(story=st.text(st.sampled_from(sorted(World.STEPS)), max_size=40))
+@example(story="osnod")  # the former life is drained, whose end the scheduler has not heard of
 def test_whatever_crosses_or_is_lost_both_end_up_with_what_was_asked_last(story: str) -> None:
     told(story)

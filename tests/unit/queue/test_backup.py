@@ -223,6 +223,7 @@ def test_what_a_kill_left_of_a_backup_goes_before_the_next_and_at_a_start(
     remove_partials(backups / ".file.partial", STORE_ID)  # which cannot be looked at, and ends nothing
 
 
+@pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
 def test_a_backup_is_made_under_the_name_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = DiskQueue(tmp_path / "data")
     seen = list[Path]()
