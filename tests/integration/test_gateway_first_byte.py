@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -76,11 +77,12 @@ async def test_few_lines_are_answered_before_the_first_byte(fleet: Fleet) -> Non
     left = 0
     async with public.Client(fleet.queue.address, fleet.scheduler.address) as queue:
         for batch_id in batches:
-            async for result in queue.watch(batch_id):
-                if result.completed:
-                    ends_ns.append(result.timings.completed_unix_ns)
-                else:
-                    left += 1
+            with suppress(public.NotFound):  # the second may be cancelled before any of its lines is submitted
+                async for result in queue.watch(batch_id):
+                    if result.completed:
+                        ends_ns.append(result.timings.completed_unix_ns)
+                    else:
+                        left += 1
     before = [sum(asked_ns < end_ns < told_ns for end_ns in ends_ns) for asked_ns, told_ns in spans]
     assert sorted(before)[-1 - HELD_UP] <= MOST_LINES_BEFORE, before
     assert left > 10 * MOST_LINES_BEFORE, "so many were still waiting when the last stream began"
