@@ -36,11 +36,7 @@ def until_cut_short(request: Request) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        named = request.request_ids.ids
-        if isinstance(request, queue_pb2.RequeueDeadRequest):
-            subject, extra = ("all dead letters", None) if request.all else _named(named)
-        else:
-            subject, extra = _subject(request)
+        subject, extra = _subject(request)
         kind = type(request).__name__.removesuffix("Request")
         keyless = CALLER.get().role is None
         text = "%s of %s: its caller left before it was over, and a part of it may be done"
@@ -56,7 +52,7 @@ def deleted(request: queue_pb2.DeleteRequest, done: queue_pb2.DeleteResponse) ->
 
 def requeued(request: queue_pb2.RequeueDeadRequest, done: queue_pb2.RequeueDeadResponse) -> None:
     """Note dead letters that were put back in line."""
-    subject, extra = ("all dead letters", None) if request.all else _named(request.request_ids.ids)
+    subject, extra = _subject(request)
     note(log, "requeued %s: %d are back in line, %d were none", subject, done.requeued, len(done.not_dead), extra=extra)
 
 
@@ -65,8 +61,13 @@ def backed_up(done: queue_pb2.BackupResponse) -> None:
     note(log, "made a backup at %s: %d requests wait in it, %d have results", done.path, done.waiting, done.results)
 
 
-def _subject(request: queue_pb2.CancelRequest | queue_pb2.DeleteRequest) -> tuple[str, dict[str, str] | None]:
-    return (f"batch {shown(request.batch)}", None) if request.batch else _named(request.request_ids.ids)
+def _subject(request: Request) -> tuple[str, dict[str, str] | None]:
+    if isinstance(request, queue_pb2.RequeueDeadRequest):
+        if request.all:
+            return "all dead letters", None
+    elif request.batch:
+        return f"batch {shown(request.batch)}", None
+    return _named(request.request_ids.ids)
 
 
 def _named(names: Sequence[str]) -> tuple[str, dict[str, str] | None]:

@@ -23,17 +23,6 @@ from tests.support.fake_queue import SOON_S, FakeQueue, served
 from tests.support.waiting import wait_for, wait_for_async
 
 
-@pytest.fixture
-def queue() -> FakeQueue:
-    return FakeQueue()
-
-
-@pytest.fixture
-def client(queue: FakeQueue) -> Iterator[penstock.SyncClient]:
-    with served(queue) as address, penstock.SyncClient(address, retry_for_s=5) as client:
-        yield client
-
-
 def source_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "penstock-source"]
 

@@ -11,21 +11,10 @@ import pytest
 
 import penstock
 from penstock.fields import RequestFields
-from tests.support.fake_queue import SOON_S, FakeQueue, served
+from tests.support.fake_queue import SOON_S, FakeQueue
 from tests.support.waiting import wait_for
 
 SHORT_S = 0.05
-
-
-@pytest.fixture
-def queue() -> FakeQueue:
-    return FakeQueue()
-
-
-@pytest.fixture
-def client(queue: FakeQueue) -> Iterator[penstock.SyncClient]:
-    with served(queue) as address, penstock.SyncClient(address, retry_for_s=5) as client:
-        yield client
 
 
 def end_all(client: penstock.SyncClient, queue: FakeQueue) -> None:
