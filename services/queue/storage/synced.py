@@ -107,12 +107,12 @@ class SyncedMark:
     """The marks of a store that is being written; `note` may be called from any thread."""
 
     def __init__(self, directory: Path, number: int) -> None:
-        """Open the marks of `directory`, made and synced if they are missing, at `number`. Raises OSError."""
+        """Begin the marks of `directory` anew, synced, at `number`. Raises OSError."""
         self._number = number
         self._guard = threading.Lock()
         self._manifest = _ManifestNote(directory)
         try:
-            self._file = _opened(directory / MARK_FILE, _encode(number))
+            self._file = _begun(directory / MARK_FILE, _encode(number))
         except OSError:
             self._manifest.close()
             raise
@@ -136,7 +136,7 @@ class _ManifestNote:
     """The note of the MANIFEST that `CURRENT` names; a directory without a store has none."""
 
     def __init__(self, directory: Path) -> None:
-        """Open the note and make it say what there is. Raises OSError."""
+        """Begin the note anew, and make it say what there is. Raises OSError."""
         self._directory = directory
         self._file = self._manifest = -1
         self._number = self._size = self._crc = 0
@@ -173,7 +173,7 @@ class _ManifestNote:
         crc = _checksum(self._manifest, self._size, size, self._crc)
         row = _encode_note(self._number, size, crc)
         if self._file < 0:
-            self._file = _opened(self._directory / NOTE_FILE, row)
+            self._file = _begun(self._directory / NOTE_FILE, row)
         else:
             os.pwrite(self._file, row, 0)
         self._size, self._crc = size, crc
@@ -229,15 +229,21 @@ def _encode_note(number: int, size: int, crc: int) -> bytes:
     return _NOTE.pack(number, size, crc, zlib.crc32(b"%d %d %d" % (number, size, crc)))
 
 
-def _opened(path: Path, row: bytes) -> int:
-    """Return a mark that is open and says `row`, synced if it is new. Raises OSError."""
-    is_new = not path.exists()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _begun(path: Path, row: bytes) -> int:
+    """Return a mark that is open and says `row`, synced. Raises OSError.
+
+    A file of its own takes the place of what was there. That may be another user's, who ran a command on the store,
+    and RocksDB's own files ask for no more than the right to write the directory; and it may be linked into a copy of
+    a stopped store, which must go on saying what is true of that copy.
+    """
+    made = path.with_name(f"{path.name}.new")
+    made.unlink(missing_ok=True)
+    handle = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(handle, row, 0)
-        if is_new:
-            os.fsync(handle)
-            _sync_directory(path.parent)
+        os.fsync(handle)
+        made.rename(path)
+        _sync_directory(path.parent)
     except OSError:
         os.close(handle)
         raise

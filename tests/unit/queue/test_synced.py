@@ -15,7 +15,7 @@ from services.queue.offline import main
 from services.queue.storage.backup import BackupError, backups_of, make_backup, restore
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import StoreUnusableError
-from services.queue.storage.synced import MARK_FILE, MarkError, SyncedMark, read_mark
+from services.queue.storage.synced import MARK_FILE, NOTE_FILE, MarkError, SyncedMark, read_mark
 from tests.support.queueing import Queue, meta
 
 NOW_NS = 1_800_000_000_000_000_000
@@ -159,3 +159,28 @@ def test_a_mark_only_grows_and_an_empty_one_says_nothing(tmp_path: Path) -> None
     (tmp_path / MARK_FILE).write_bytes(b"x")
     with pytest.raises(MarkError):
         read_mark(tmp_path)
+
+
+def test_a_copy_of_links_stays_what_it_was_when_the_store_goes_on(killed: Path, tmp_path: Path) -> None:
+    RocksdbStore(killed).close()
+    linked = tmp_path / "linked"
+    shutil.copytree(killed, linked, copy_function=os.link)
+    whole = {path.name: path.read_bytes() for path in linked.iterdir()}
+    store = RocksdbStore(killed)
+    write(store, ROWS)
+    store.close()
+    assert {name: (linked / name).read_bytes() for name in (MARK_FILE, NOTE_FILE)} == {
+        name: whole[name] for name in (MARK_FILE, NOTE_FILE)
+    }
+    store = RocksdbStore(linked)
+    assert store.get(r.IDEMPOTENCY, b"%d" % (ROWS - 1))
+    assert store.get(r.IDEMPOTENCY, b"%d" % ROWS) is None
+    store.close()
+
+
+def test_what_a_kill_left_of_a_new_mark_is_in_nobodys_way(killed: Path) -> None:
+    for mark in (MARK_FILE, NOTE_FILE):
+        (killed / f"{mark}.new").write_bytes(b"half")
+    RocksdbStore(killed).close()
+    RocksdbStore(killed).close()
+    assert not list(killed.glob("*.new"))

@@ -158,6 +158,8 @@ def test_a_kill_at_any_call_that_notes_leaves_a_store_that_opens(
 
     monkeypatch.setattr("os.fdatasync", before(fdatasync))
     monkeypatch.setattr("os.pwrite", before(os.pwrite))
+    monkeypatch.setattr("os.fsync", before(os.fsync))
+    monkeypatch.setattr("os.rename", before(os.rename))
     store = filled(live)
     store.close()
     store = RocksdbStore(live)
