@@ -15,6 +15,8 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,48 +81,75 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
     name = name or name_of(now_ns)
     if not NAME.fullmatch(name):
         raise BackupNameError(f"name: {name!r} must be letters, digits, dots, dashes and underscores, at most 100")
-    path = directory / name
-    partial: Path | None = None
     try:
         named = store.get(records.META, records.STORE_ID_KEY)
-        store_id = named.decode() if named else ""
-        partial = directory / f".{name}.{store_id}.partial"
+        backup = Backup(directory / name, named.decode() if named else "", now_ns)
         directory.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            raise BackupExistsError(f"name: there is a backup {path} already")
-        remove_partials(directory, store_id)
-        store.checkpoint(partial)
-        backup = Backup(path, store_id, now_ns)
-        mark = {"format": FORMAT, "store_id": backup.store_id, "made_unix_ns": now_ns}
-        (partial / BACKUP_MARK).write_text(json.dumps(mark) + "\n")
-        _sync(partial)
-        partial.rename(path)
-        _sync_directory(directory)
+        if backup.path.exists():
+            raise BackupExistsError(f"name: there is a backup {backup.path} already")
+        remove_partials(directory, backup.store_id)
+        with _locked(directory, fcntl.LOCK_SH):
+            _write_backup(store, backup)
     except (OSError, StoreError) as error:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
         raise BackupError(f"the backup cannot be written: {error}") from None
     return backup
+
+
+def _write_backup(store: Store, backup: Backup) -> None:
+    directory, name = backup.path.parent, backup.path.name
+    partial = directory / f".{name}.{backup.store_id}.partial"
+    if partial.exists():  # of a queue with a copy of the store, or left by a kill while another's is being made
+        raise BackupExistsError(f"name: {partial} is there: the backup is being made; take another name, or wait")
+    try:
+        store.checkpoint(partial)
+        mark = {"format": FORMAT, "store_id": backup.store_id, "made_unix_ns": backup.made_ns}
+        (partial / BACKUP_MARK).write_text(json.dumps(mark) + "\n")
+        _sync(partial)
+        partial.rename(backup.path)
+        _sync_directory(directory)
+    except (OSError, StoreError):
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _locked(directory: Path, how: int) -> Iterator[None]:
+    """Hold a lock on a directory of backups: shared to make one, alone to remove what was not finished.
+
+    Queues may share the directory, and a store and its restored copy have one name: what is being made is told from
+    what a kill left by this lock, which ends with its process. Raises OSError, BlockingIOError where `how` says so.
+    """
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)
 
 
 def remove_partials(directory: Path, store_id: str) -> None:
     """Remove what was begun of backups of a store and not finished: its links keep files that the store has let go.
 
-    Nothing may be making a backup of it meanwhile. What is of another store that uses the directory stays. What cannot
-    be looked at or removed stays as well, for the next time.
+    What is of another store that uses the directory stays. What cannot be looked at or removed stays as well, and all
+    of it while anybody makes a backup there, for the next time.
     """
     try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+        with _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+                _remove_partial(entry, store_id)
     except FileNotFoundError:
         return
+    except BlockingIOError:
+        log.info("%s: a backup is being made; what was not finished before is removed another time", directory)
     except OSError as error:
         log.warning("%s: %s", directory, error.strerror)
-        return
-    for entry in entries:
-        found = PARTIAL.fullmatch(entry.name)
-        if found and found["store"] in {None, store_id} and entry.is_dir(follow_symlinks=False):
-            log.warning("the backup %s was not finished and is removed", entry.path)
-            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _remove_partial(entry: os.DirEntry[str], store_id: str) -> None:
+    found = PARTIAL.fullmatch(entry.name)
+    if found and found["store"] in {None, store_id} and entry.is_dir(follow_symlinks=False):
+        log.warning("the backup %s was not finished and is removed", entry.path)
+        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 class BackupNameError(BackupError):

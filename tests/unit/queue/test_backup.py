@@ -223,6 +223,28 @@ def test_what_a_kill_left_of_a_backup_goes_before_the_next_and_at_a_start(
     remove_partials(backups / ".file.partial", STORE_ID)  # which cannot be looked at, and ends nothing
 
 
+def test_what_is_being_made_is_nobodys_to_remove(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    queue, backups, left = DiskQueue(tmp_path / "data"), tmp_path / "data-backups", []
+
+    class Store(MemoryStore):
+        def checkpoint(self, path: Path) -> None:
+            path.mkdir()
+            remove_partials(backups, STORE_ID)  # as another queue does when it starts
+            with pytest.raises(BackupError, match="is there: the backup is being made"):
+                make_backup(queue.disk, backups, path.name.removeprefix(".").split(".")[0], NOW_NS)
+            make_backup(queue.disk, backups, "of-a-copy", NOW_NS)
+            left.extend(sorted(each.name for each in backups.iterdir()))
+
+    store = Store()
+    store.write([Write(r.META, r.STORE_ID_KEY, STORE_ID.encode())])
+    make_backup(store, backups, "b", NOW_NS)
+    queue.disk.close()
+    assert left == [f".b.{STORE_ID}.partial", "of-a-copy"]
+    assert sorted(path.name for path in backups.iterdir()) == ["b", "of-a-copy"]
+    assert "what was not finished before is removed another time" in caplog.text
+
+
 @pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
 def test_a_backup_is_made_under_the_name_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = DiskQueue(tmp_path / "data")
