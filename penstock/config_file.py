@@ -34,6 +34,9 @@ CLIENT_ADDRESSES = ("queue", "scheduler")
 CLIENT_KEYS = (*CLIENT_ADDRESSES, "tls_ca", "tls_cert", "tls_key")
 """What `[client]` may say: the addresses that commands ask, and how they speak TLS."""
 
+KEY_ELSEWHERE = "unknown; PENSTOCK_KEY, or the file that PENSTOCK_KEY_FILE names, holds the key of commands"
+"""What to say of a key in `[client]`, which looks much like `tls_key`."""
+
 ALIKE = frozenset(
     ("channels", "config", "insecure", "key", "keys", "reflection", "tls_ca", "tls_cert", "tls_client_auth", "tls_key")
 )
@@ -239,8 +242,10 @@ def _text_fault(value: object) -> str:
 def client_faults(file: ConfigFile) -> Iterator[ConfigFileError]:
     """Yield what is wrong with `[client]`, which no service reads."""
     found = file.table("client")
+    if "key" in found:
+        yield file.error(("client", "key"), KEY_ELSEWHERE)
     if found:
-        yield from file.refuse_unknown(("client",), list(CLIENT_KEYS))
+        yield from file.refuse_unknown(("client",), [*CLIENT_KEYS, "key"])
     for key in [key for key in CLIENT_KEYS if key in found]:
         if fault := _text_fault(found[key]):
             yield file.error(("client", key), fault)

@@ -288,7 +288,7 @@ def main(arguments: Sequence[str]) -> int:
         case ["show", service, *flags] if service in KINDS:
             return show(service, flags)
         case ["show", service, *_]:
-            print(f"{service}: no such service; known: {', '.join(KINDS)}", file=sys.stderr)
+            print(f"penstock: {service}: no such service; known: {', '.join(KINDS)}", file=sys.stderr)
             return EX_USAGE
     print(f"usage: config check FILE | config show {'|'.join(KINDS)} [flags]; {CONFIG_VARIABLE} names the file of show")
     return EX_USAGE

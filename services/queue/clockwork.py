@@ -167,10 +167,14 @@ class Clockwork:
         self._metrics.clock_behind.set(round(behind_s, 3))
         if abs(behind_s - self._told_behind_s) > CLOCK_STEP_S:
             self._told_behind_s = behind_s
+            if abs(behind_s) <= CLOCK_STEP_S:
+                log.warning("this machine's clock was set, and agrees with the queue's own again")
+                return
             log.warning(
-                "this machine's clock is %.1f s ahead of what it was at the start, by which deadlines and the age of "
-                "results are judged until the queue is restarted",
-                behind_s,
+                "this machine's clock was set: it is %.1f s %s the queue's own, which goes on from its start and "
+                "judges deadlines and the age of results until the queue is restarted",
+                abs(behind_s),
+                "ahead of" if behind_s > 0 else "behind",
             )
 
     def _spot_check(self, store: Store) -> Message:

@@ -28,10 +28,13 @@ async def test_the_queue_tells_of_a_clock_that_was_set(
         wall_ns = time.time_ns
         monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + 60 * 10**9)
 
-        async def told() -> bool:
-            return "this machine's clock is 60.0 s ahead" in caplog.text
+        async def told(text: str) -> bool:
+            return text in caplog.text
 
-        await wait_for_async(told, "the queue to look at the clock")
+        await wait_for_async(lambda: told("was set: it is 60.0 s ahead of"), "the queue to look at the clock")
         behind_s = peer.registry.get_sample_value("penstock_queue_clock_behind_seconds")
         assert behind_s == pytest.approx(60, abs=1)
+        monkeypatch.setattr(time, "time_ns", lambda: wall_ns() - 60 * 10**9)
+        await wait_for_async(lambda: told("was set: it is 60.0 s behind"), "the queue to look at the clock again")
         monkeypatch.undo()
+        await wait_for_async(lambda: told("agrees with the queue's own again"), "the queue to look a third time")

@@ -91,17 +91,19 @@ scheduler_address = '127.0.0.1:99999'
 [client]
 queue = ''
 scheduler = 3
+key = 'x'
 [common]
 lgo_level = 'info'
 """,
     )
     assert [line.removeprefix(f"{tmp_path}/penstock.toml:").partition(" (got")[0] for line in lines] == [
         "8: kueue: unknown; did you mean queue?",
-        "13: common.lgo_level: unknown; did you mean log_level?",
+        "14: common.lgo_level: unknown; did you mean log_level?",
         "3: queue.defualt_channel: unknown; did you mean default_channel?",
         "2: queue.lease_s: Input should be greater than or equal to 1",
         "5: scheduler.queue_address: 'nohost' is not HOST:PORT",
         "7: gateway.scheduler_address: port 99999 is out of range: 1 to 65535",
+        "12: client.key: unknown; PENSTOCK_KEY, or the file that PENSTOCK_KEY_FILE names, holds the key of commands",
         "10: client.queue: is empty; must be HOST:PORT",
         "11: client.scheduler: must be a string",
     ]
