@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +21,10 @@ of 128 makes credits four times as coarse."""
 
 CPU_KV_CACHE_GIB = "1"
 """KV cache on CPU if nothing says how large: vLLM would take nearly all of the machine's memory."""
+
+
+NEAR = 0.8
+"""Likeness from which on a flag is taken for a misspelt one: vLLM has hundreds, many of them alike."""
 
 
 def fail(message: str, status: int) -> NoReturn:
@@ -60,6 +66,13 @@ def asked_parsers(tool_parser: str, found: Any) -> Parsers:
     return parsers
 
 
+def _nearest(message: str, known: list[str]) -> str:
+    """Return which flag was meant, if what the parser says names an unknown one that is near."""
+    unknown = re.findall(r"(?<!\S)--[\w.-]+", message) if message.startswith("unrecognized arguments") else []
+    near = [close[0] for flag in unknown if (close := get_close_matches(flag, known, 1, NEAR))]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def parse_engine_arguments(arguments: list[str], on_cpu: bool, with_place: Callable[[str], str] = str) -> Any:
     """Return the arguments as vLLM's parser reads them.
 
@@ -75,7 +88,8 @@ def parse_engine_arguments(arguments: list[str], on_cpu: bool, with_place: Calla
 
         def error(self, message: str) -> NoReturn:
             placed = with_place(message)
-            fail(f"engine arguments of the command line: {message}" if placed == message else placed, EX_CONFIG)
+            text = f"engine arguments of the command line: {message}" if placed == message else placed
+            fail(text + _nearest(message, list(self._option_string_actions)), EX_CONFIG)
 
     parser = AsyncEngineArgs.add_cli_args(Parser(prog="worker", add_help=False, allow_abbrev=False))
     adapters.add_flag(parser)

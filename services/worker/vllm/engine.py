@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.exits import EX_CONFIG, EX_SOFTWARE
@@ -182,7 +183,8 @@ def prepare(
         config = AsyncEngineArgs.from_cli_args(found).create_engine_config()
     except (OSError, RuntimeError, HFValidationError) as error:
         # Whatever keeps the hub, or a file, from being read is an OSError: no such model, no access to it, no network.
-        fail(f"cannot load the model {model}: {first_line(error)}", EX_SOFTWARE)
+        here = "" if Path(model).exists() else f"; there is no directory {model} here either"
+        fail(f"cannot load the model {model}: {first_line(error)}{here}", EX_SOFTWARE)
     except KeyError as error:  # a parser's name
         fail(f"the engine's arguments do not fit: {error.args[0] if error.args else error}", EX_CONFIG)
     except ValueError as error:
