@@ -75,11 +75,8 @@ class Telemetry:
         """Export through `provider`, or nothing if it is None."""
         self._provider = provider
         self._tracer = provider.get_tracer("penstock") if provider else None
-
-    @property
-    def enabled(self) -> bool:
-        """Whether spans are exported."""
-        return self._tracer is not None
+        self.enabled = self._tracer is not None
+        """Whether spans are exported; looked at several times for each request."""
 
     def start(
         self,

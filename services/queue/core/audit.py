@@ -87,18 +87,15 @@ def faults_of(book: Book, entry: Entry) -> list[str]:
         "its batch": (seq in book.batches.get(entry.meta.batch_key, ()), state is not State.DEAD),
         "the names": (book.find(entry.name) is entry, True),
     }
-    name = f"request {seq} ({state.value})"
-    faults = [
-        f"{name} is {'' if there else 'not '}in {place}" for place, (there, wanted) in places.items() if there != wanted
-    ]
+    faults = [f"is {'' if there else 'not '}in {place}" for place, (there, wanted) in places.items() if there != wanted]
     if state not in LEASED_STATES and state not in (State.READY, State.DEAD):
-        faults.append(f"{name} is in the book")
+        faults.append("is in the book")
     if (entry.stop_outcome is not None) != (state is State.STOPPING):
-        faults.append(f"{name} has the stop outcome {entry.stop_outcome}")
+        faults.append(f"has the stop outcome {entry.stop_outcome}")
     if state in LEASED_STATES and not (entry.attempts >= 1 and 1 <= entry.fencing_token <= book.counters.fencing_token):
-        faults.append(f"{name} is in attempt {entry.attempts} with the fencing token {entry.fencing_token}")
+        faults.append(f"is in attempt {entry.attempts} with the fencing token {entry.fencing_token}")
     if not 1 <= seq <= book.counters.seq:
-        faults.append(f"{name} is not a number given out; the last is {book.counters.seq}")
+        faults.append(f"is not a number given out; the last is {book.counters.seq}")
     if state is State.DEAD and not 1 <= entry.completion_seq <= book.counters.completion_seq:
-        faults.append(f"{name} has the place {entry.completion_seq} in the completion log")
-    return faults
+        faults.append(f"has the place {entry.completion_seq} in the completion log")
+    return [f"request {seq} ({state.value}) {fault}" for fault in faults]
