@@ -452,7 +452,7 @@ class WatchRequest(_message.Message):
     FOLLOW_FIELD_NUMBER: _builtins.int
     UNTIL_NOW_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
-    """Every request of this batch, in completion order."""
+    """Every request of this batch, in completion order; set and empty: every request without a batch."""
     cursor: _builtins.int
     """Resume after this cursor of an earlier WatchResponse of the same batch; 0 starts at the beginning."""
     tokens: _builtins.bool
@@ -886,7 +886,7 @@ class CancelRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
-    """Every request of this batch that has not ended."""
+    """Every request of this batch that has not ended; must not be empty."""
     @_builtins.property
     def request_ids(self) -> Global___RequestIds:
         """By name."""
@@ -951,7 +951,9 @@ class DeleteRequest(_message.Message):
     BATCH_FIELD_NUMBER: _builtins.int
     UP_TO_FIELD_NUMBER: _builtins.int
     batch: _builtins.str
-    """Every request of this batch that had ended when the call began, which for one that is repeated is anew."""
+    """Every request of this batch that had ended when the call began, which for one that is repeated is anew. Must not
+    be empty.
+    """
     up_to: _builtins.int
     """Leave results with a higher cursor than this. With `StatsResponse.cursor` of before the first of them, calls that are
     repeated because an answer was lost delete nothing that ended meanwhile.

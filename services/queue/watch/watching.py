@@ -26,6 +26,7 @@ from services.queue.watch.hub import Watcher, WatchHub
 from services.queue.watch.pace import Pace
 from services.queue.watch.standing import Standing
 from services.queue.wire import StoredResult
+from services.rpc.strict import BadInputError
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -78,14 +79,18 @@ class Watching:
 
     async def watch(self, request: queue_pb2.WatchRequest, context: Context) -> AsyncIterator[bytes]:
         """Yield frames of events; raises BadInputError if the request is wrong."""
+        subject = request.WhichOneof("subject")
+        if subject is None:
+            # Not the batch without a name, which is watched by who says so: a field that its client misspelt.
+            raise BadInputError("subject: exactly one of request_ids and batch must be set")
         # A batch of which nothing has been loaded yet would look as if it had ended.
         await self._committer.loaded.wait()
         try:
-            if request.WhichOneof("subject") == "request_ids":
+            if subject == "request_ids":
                 ids = ids_of(request.request_ids)
                 async for frame in self._watch_requests(ids, request.tokens, context):
                     yield frame
-            else:  # no subject at all is the batch without a name
+            else:
                 check_name("batch", request.batch)
                 async for frame in self._watch_batch(request):
                     yield frame
