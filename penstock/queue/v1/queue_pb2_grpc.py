@@ -30,6 +30,8 @@ class QueueServiceStub:
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     def __init__(self, channel):
@@ -120,11 +122,14 @@ class QueueServiceServicer:
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     def Submit(self, request_iterator, context):
         """Submit many requests over one stream; acks come back in batches, each after
-        the fsync that made its request durable.
+        the fsync that made its request durable. After the client's half-close the stream
+        ends with OK once everything sent is acked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,7 +153,9 @@ class QueueServiceServicer:
 
     def Follow(self, request_iterator, context):
         """Many single requests over one stream: each is followed from when it is named until its result.
-        The first answer is empty and says that the queue listens.
+        The client speaks first; its first frame may be empty. The first answer, to that frame, is empty and says that the
+        queue listens. After the client's half-close the stream ends with OK once everything followed has ended and is told;
+        without one it stays open.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,6 +332,8 @@ class QueueService:
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     @staticmethod

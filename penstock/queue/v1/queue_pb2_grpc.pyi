@@ -31,6 +31,8 @@ class QueueServiceStub:
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     @_typing.overload
@@ -39,7 +41,8 @@ class QueueServiceStub:
     def __new__(cls, channel: _aio.Channel) -> QueueServiceAsyncStub: ...
     Submit: _grpc.StreamStreamMultiCallable[_queue_pb2.SubmitRequest, _queue_pb2.SubmitResponse]
     """Submit many requests over one stream; acks come back in batches, each after
-    the fsync that made its request durable.
+    the fsync that made its request durable. After the client's half-close the stream
+    ends with OK once everything sent is acked.
     """
     SubmitUnary: _grpc.UnaryUnaryMultiCallable[_queue_pb2.SubmitUnaryRequest, _queue_pb2.SubmitUnaryResponse]
     """Unary twin of Submit. INVALID_ARGUMENT names the field of the first bad request,
@@ -51,7 +54,9 @@ class QueueServiceStub:
     """
     Follow: _grpc.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]
     """Many single requests over one stream: each is followed from when it is named until its result.
-    The first answer is empty and says that the queue listens.
+    The client speaks first; its first frame may be empty. The first answer, to that frame, is empty and says that the
+    queue listens. After the client's half-close the stream ends with OK once everything followed has ended and is told;
+    without one it stays open.
     """
     Get: _grpc.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
@@ -88,12 +93,15 @@ class QueueServiceAsyncStub(QueueServiceStub):
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Submit: _aio.StreamStreamMultiCallable[_queue_pb2.SubmitRequest, _queue_pb2.SubmitResponse]  # type: ignore[assignment]
     """Submit many requests over one stream; acks come back in batches, each after
-    the fsync that made its request durable.
+    the fsync that made its request durable. After the client's half-close the stream
+    ends with OK once everything sent is acked.
     """
     SubmitUnary: _aio.UnaryUnaryMultiCallable[_queue_pb2.SubmitUnaryRequest, _queue_pb2.SubmitUnaryResponse]  # type: ignore[assignment]
     """Unary twin of Submit. INVALID_ARGUMENT names the field of the first bad request,
@@ -105,7 +113,9 @@ class QueueServiceAsyncStub(QueueServiceStub):
     """
     Follow: _aio.StreamStreamMultiCallable[_queue_pb2.FollowRequest, _queue_pb2.FollowResponse]  # type: ignore[assignment]
     """Many single requests over one stream: each is followed from when it is named until its result.
-    The first answer is empty and says that the queue listens.
+    The client speaks first; its first frame may be empty. The first answer, to that frame, is empty and says that the
+    queue listens. After the client's half-close the stream ends with OK once everything followed has ended and is told;
+    without one it stays open.
     """
     Get: _aio.UnaryUnaryMultiCallable[_queue_pb2.GetRequest, _queue_pb2.GetResponse]  # type: ignore[assignment]
     """State of one request and its result if it has ended. NOT_FOUND if unknown."""
@@ -141,6 +151,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
     one wake-up of its sender; nothing is acknowledged before it is on disk.
     Set your channel's maximum receive size to 16 MiB: a result may be 12 MiB, and
     gRPC's default of 4 MiB would end what reads it with RESOURCE_EXHAUSTED, each time.
+    On every stream the caller speaks first: the queue says nothing before the first
+    frame, and ends a call that has not sent one within 30 s with DEADLINE_EXCEEDED.
     """
 
     @_abc_1.abstractmethod
@@ -150,7 +162,8 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.SubmitResponse], _abc.AsyncIterator[_queue_pb2.SubmitResponse]]:
         """Submit many requests over one stream; acks come back in batches, each after
-        the fsync that made its request durable.
+        the fsync that made its request durable. After the client's half-close the stream
+        ends with OK once everything sent is acked.
         """
 
     @_abc_1.abstractmethod
@@ -180,7 +193,9 @@ class QueueServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_queue_pb2.FollowResponse], _abc.AsyncIterator[_queue_pb2.FollowResponse]]:
         """Many single requests over one stream: each is followed from when it is named until its result.
-        The first answer is empty and says that the queue listens.
+        The client speaks first; its first frame may be empty. The first answer, to that frame, is empty and says that the
+        queue listens. After the client's half-close the stream ends with OK once everything followed has ended and is told;
+        without one it stays open.
         """
 
     @_abc_1.abstractmethod
