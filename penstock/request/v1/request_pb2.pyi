@@ -863,7 +863,9 @@ class ToolPart(_message.Message):
     text: _builtins.str
     """More of the content, of the reasoning or of the call's arguments."""
     offset: _builtins.int
-    """Characters of the content, the reasoning or the arguments before this piece."""
+    """Unicode code points (neither UTF-16 units nor bytes) of the content, the reasoning or the arguments before this
+    piece.
+    """
     reasoning: _builtins.bool
     """The piece is reasoning."""
     def __init__(

@@ -23,6 +23,16 @@ def test_a_call_is_told_from_when_its_name_is_known() -> None:
     assert told.message() == pb.ToolMessage(tool_calls=[pb.ToolCall(id="c", name="clock", arguments='{"a": 1}')])
 
 
+def test_an_offset_counts_code_points() -> None:
+    """An emoji is one: in JavaScript and Java it has a length of two, in Go of four."""
+    told = Told()
+    assert [told.say(text).offset for text in ("Sure 👍", "🎉", "! e\u0301", ".")] == [0, 6, 7, 11]
+    told.call(0, "c", "clock", '{"zone": "🌍')
+    part = told.call(0, "", "", '"}')
+    assert part is not None
+    assert part.offset == 11
+
+
 pieces = st.lists(st.tuples(st.sampled_from(["think", "say", "call 0", "call 1"]), st.text(min_size=1, max_size=3)))
 
 
