@@ -35,7 +35,7 @@ MAX_CURSOR: Final = 2**64 - 1
 
 KEEPALIVE_TIME_MS: Final = 20_000
 """Idle streams are probed this often, so that a vanished host is noticed without a TCP timeout of minutes: a watch may
-be silent for hours. A service allows four times as many."""
+be silent for hours. A service takes four times as many (`PING_INTERVAL_MS`), also while no call is open."""
 
 KEEPALIVE_TIMEOUT_MS: Final = 10_000
 """A probe that the peer's kernel has not acknowledged for this long closes the connection: the host has vanished. A

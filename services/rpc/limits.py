@@ -57,6 +57,10 @@ FIRST_MESSAGE_S = 30.0
 HANDSHAKE_MS = 10_000
 """A connection that has not introduced itself by then is closed."""
 
+PING_INTERVAL_MS = KEEPALIVE_TIME_MS // 4
+"""A connection whose pings come in a row with less between them is closed (`too_many_pings`), calls or none: four times
+as many are taken as clients are told to send, and Go and Java send none closer than twice this."""
+
 IDLE_CONNECTION_MS = 600_000
 """A connection without a call is closed after this; a client opens another one without its caller's noticing."""
 
@@ -100,7 +104,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),  # workers, clients and gateways come to the same port
-    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
+    ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
+    # Without it gRPC takes one ping in two hours of a connection that has no call just then, and closes it after three
+    # more. The service asks after such a connection too, and has its place back when the host has vanished.
+    ("grpc.keepalive_permit_without_calls", 1),
     # Two servers on one port would share clients at random; the second must fail to start.
     ("grpc.so_reuseport", 0),
 ]
