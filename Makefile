@@ -130,6 +130,10 @@ trace-check: $(READY) ## The traces of 10,000 requests, 1 % of which lose their 
 helm-check: $(READY) ## Lint and render the Helm chart, and hold what comes out against schemas and services (npm)
 	@$(BIN)/python -m tests.helm
 
+.PHONY: node-check
+node-check: $(READY) ## The example for Node.js, whose queue is killed under each of its streams (npm)
+	@NODE_TESTS=1 $(BIN)/python -m pytest -q tests/integration/test_node_example.py
+
 .PHONY: fuzz
 fuzz: $(READY) ## Feed arbitrary bytes and lies to wire, services, batch reader and store: EXAMPLES=n of each test
 	@FUZZ_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest -q --timeout 0 tests/fuzz
