@@ -253,7 +253,9 @@ class SubmitBatch(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaggedRequest]:
-        """The requests with the client's tags. At most 20,000."""
+        """The requests with the client's tags. At most 20,000, and 16 MiB of them: a larger frame ends the stream with
+        RESOURCE_EXHAUSTED, none of it acked.
+        """
 
     def __init__(
         self,

@@ -142,7 +142,7 @@ class Request(_message.Message):
     """Unix time in nanoseconds after which the answer is of no use; 0 means never."""
     traceparent: _builtins.str
     """W3C trace context of the client's span (`traceparent` header); may be empty. A malformed one is left out; of a later
-    version its first four fields are taken.
+    version its first four fields are taken. What stands in the metadata of the call is not read.
     """
     tracestate: _builtins.str
     """W3C vendor trace state (`tracestate` header); may be empty. Left out if it is malformed or has more than 512 bytes,
