@@ -104,10 +104,16 @@ OVER_QUOTA = "insufficient_quota"
 LARGER_THAN_QUOTA = "larger_than_quota"
 """Code of a request that takes more than its tenant's whole quota."""
 
+DISK_FULL = "disk_full"
+"""The reason of a RESOURCE_EXHAUSTED that concerns everybody: the queue's disk is nearly full."""
+
+STORE_UNAVAILABLE = "store_unavailable"
+"""The reason of an UNAVAILABLE of a queue that is there, and cannot write."""
+
 
 ANSWERED = "penstock-answered"
-"""Trailing metadata of every call that a service has taken: without it, a status may be what gRPC makes of a service
-that is away."""
+"""Trailing metadata of every call that a service has taken, whatever its status. Without it, that may be what gRPC
+makes of a service that is away."""
 
 
 def _trailing(error: grpc.aio.AioRpcError, name: str) -> str:
@@ -156,8 +162,7 @@ def from_rpc(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
         case code if _torn_off(code, details):
             return Unavailable(f"{address} broke off the call")
         case grpc.StatusCode.UNAVAILABLE:
-            said = _trailing(error, ANSWERED) or _trailing(error, ERROR_CODE)
-            return Unavailable(details) if said else _unavailable(details, address)
+            return Unavailable(details) if _trailing(error, ANSWERED) else _unavailable(details, address)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return QuotaExceeded(details) if _trailing(error, ERROR_CODE) == OVER_QUOTA else Unavailable(details)
         case code:
@@ -198,7 +203,7 @@ what to look at."""
 
 def is_refusal(error: grpc.aio.AioRpcError) -> bool:
     """Whether it is certain that the service did nothing for the call: it was not reached, or had no room for it."""
-    said = bool(_trailing(error, ANSWERED) or _trailing(error, ERROR_CODE))
+    said = bool(_trailing(error, ANSWERED))
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         return not said and (error.details() or "").startswith(_NOT_SENT)
     return said and error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from penstock.errors import ERROR_CODE
+from penstock.errors import DISK_FULL
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -38,7 +38,7 @@ from services.queue.watch.following import MAX_FOLLOWED, Following
 from services.queue.watch.hub import WatchHub
 from services.queue.watch.watching import Watching
 from services.rpc.reading import reading
-from services.rpc.strict import BadInputError
+from services.rpc.strict import BadInputError, abort_with_code
 from services.rpc.waiters import FIRST_COME, Rank, SharedWindow
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -179,15 +179,15 @@ class QueueServicer:
         frame = await self._taken_whole(next(self._streams), request)
         acks = await frame.acks()
         if acks[0].status == queue_pb2.SUBMIT_STATUS_UNAVAILABLE:
-            full = acks[0].error.code == "disk_full"
+            full = acks[0].error.code == DISK_FULL
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if full else grpc.StatusCode.UNAVAILABLE
             # By its code a client knows that the queue is there, and says so.
-            await context.abort(code, acks[0].error.message, ((ERROR_CODE, acks[0].error.code),))
+            await abort_with_code(context, code, acks[0].error.message, acks[0].error.code)
         beyond = BEYOND_QUOTA.get(acks[0].status)
         if beyond is not None:
             # Told apart from a full disk, which is nobody's in particular, and from what is wrong, by its code.
             error = acks[0].error
-            await context.abort(beyond, error.message, ((ERROR_CODE, error.code),))
+            await abort_with_code(context, beyond, error.message, error.code)
         return queue_pb2.SubmitUnaryResponse(acks=acks)
 
     async def _taken(

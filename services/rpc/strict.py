@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from penstock.errors import ANSWERED
+from penstock.errors import ANSWERED, ERROR_CODE
 from penstock.limits import MAX_NAME_BYTES
 from services.auth.guard import Guard
 from services.auth.keyring import NotAllowedError
@@ -34,6 +34,10 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 STREAMED_UNSEEN_BYTES = 256 * 1024
 """Up to this size a message of a stream is decoded without a look at it first: few of a stream's are larger, and what
 it becomes, some hundred times as much at the worst, is bounded well enough."""
+
+
+SAID = ((ANSWERED, "1"),)
+"""Trailing metadata of every status that a service gives."""
 
 
 class BadInputError(Exception):
@@ -53,6 +57,14 @@ class _Malformed:
 
     def __init__(self, text: str) -> None:
         self.text = text
+
+
+async def abort_with_code(context: Context, status: grpc.StatusCode, text: str, code: str) -> NoReturn:
+    """End a call for one of several reasons that have the same status; `code` says which.
+
+    No other place gives a status metadata: gRPC sends what it is given here instead of what there was (`SAID`).
+    """
+    await context.abort(status, text, (*SAID, (ERROR_CODE, code)))
 
 
 class Doorkeeper:
@@ -195,7 +207,7 @@ class _Door:
     @asynccontextmanager
     async def admit(self, context: Context) -> AsyncIterator[None]:
         """Serve a call inside; ends it if it may not be made, or if the servicer refuses its input or its caller."""
-        context.set_trailing_metadata(((ANSWERED, "1"),))  # so that its client knows the service's words from gRPC's
+        context.set_trailing_metadata(SAID)  # so that its client knows the service's words from gRPC's
         await self._doorkeeper.admit(context)
         async with self._guard.admit(self._method, context):
             try:

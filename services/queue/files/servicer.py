@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from penstock.errors import DISK_FULL, STORE_UNAVAILABLE
 from penstock.files.v1 import files_pb2 as pb
 from penstock.limits import PART_BYTES
 from services.auth.caller import CALLER
@@ -16,7 +17,7 @@ from services.queue.files.rows import NAME
 from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.storage.read_faults import code_of
 from services.queue.storage.store import StoreError
-from services.rpc.strict import BadInputError
+from services.rpc.strict import BadInputError, abort_with_code
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -159,8 +160,8 @@ async def _answered(context: Context) -> AsyncIterator[None]:
     except changes.ChangeError as error:
         await context.abort(CODES[type(error)], str(error))
     except ShelfRefusedError as error:
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.full else grpc.StatusCode.UNAVAILABLE
-        await context.abort(code, str(error))
+        status = grpc.StatusCode.RESOURCE_EXHAUSTED if error.full else grpc.StatusCode.UNAVAILABLE
+        await abort_with_code(context, status, str(error), DISK_FULL if error.full else STORE_UNAVAILABLE)
     except StoreError as error:
         await context.abort(code_of(error), f"the store cannot be read: {error}")
 

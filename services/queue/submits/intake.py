@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from opentelemetry.trace import StatusCode
 
-from penstock.errors import CHANNEL_DENIED
+from penstock.errors import CHANNEL_DENIED, DISK_FULL, STORE_UNAVAILABLE
 from penstock.names import BATCH_CHANNEL
 from penstock.queue.v1 import queue_pb2
 from penstock.request.v1 import request_pb2
@@ -238,7 +238,7 @@ def _end_spans(spans: list[Span], answer: asyncio.Future[Submitted], now_ns: int
 
 
 def _code_of(error: BaseException) -> str:
-    return "disk_full" if isinstance(error, RefusedError) and error.disk_full else "store_unavailable"
+    return DISK_FULL if isinstance(error, RefusedError) and error.disk_full else STORE_UNAVAILABLE
 
 
 def _leave_out_malformed(request: request_pb2.Request) -> None:

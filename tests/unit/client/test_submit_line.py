@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock import submit_line
-from penstock.errors import ERROR_CODE
+from penstock.errors import ANSWERED, ERROR_CODE
 from penstock.limits import MAX_MESSAGE_BYTES, TARGET_FRAME_BYTES
 from penstock.queue.v1 import queue_pb2 as pb
 from penstock.request.v1 import request_pb2
@@ -348,9 +348,9 @@ async def test_a_program_ends_without_a_word(queue: Held, ending: str) -> None:
 @pytest.mark.parametrize(
     ("first", "last", "undone"),
     [
-        ("disk_full", ((ERROR_CODE, "disk_full"),), True),
+        ("disk_full", ((ANSWERED, "1"), (ERROR_CODE, "disk_full")), True),
         # After a write that failed nobody knows what the disk holds.
-        ("store_unavailable", ((ERROR_CODE, "disk_full"),), False),
+        ("store_unavailable", ((ANSWERED, "1"), (ERROR_CODE, "disk_full")), False),
         # What a proxy says in the queue's place tells nothing of the queue.
         ("disk_full", (), False),
     ],

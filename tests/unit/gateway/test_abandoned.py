@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.client import Client
 from penstock.credentials import AUTHORIZATION, pass_on
-from penstock.errors import ERROR_CODE, NobodyAnswers, Unavailable
+from penstock.errors import NobodyAnswers, Unavailable
 from penstock.openai.bodies import COMPLETIONS_URL
 from penstock.request.v1 import request_pb2 as pb
 from services.gateway.abandoned import Abandoned, drawn_key
@@ -22,6 +22,7 @@ from services.gateway.extras import Extras
 from services.gateway.group import Group
 from services.gateway.intake import Intake
 from services.gateway.metrics import GatewayMetrics
+from services.rpc.strict import abort_with_code
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.ports import free_port
 from tests.unit.gateway.test_generation import PATIENCE_S, until
@@ -222,7 +223,7 @@ async def test_what_was_never_sent_or_was_refused_is_not_looked_up(caplog: pytes
         async def SubmitUnary(self, request: Any, context: Any) -> Any:
             response = await super().SubmitUnary(request, context)
             full, error = grpc.StatusCode.RESOURCE_EXHAUSTED, response.acks[0].error
-            await context.abort(full, error.message, ((ERROR_CODE, error.code),))
+            await abort_with_code(context, full, error.message, error.code)
 
     queue, metrics = Full(), GatewayMetrics(CollectorRegistry())
     queue.refuse_submits = 2 * 3
