@@ -14,13 +14,13 @@ from setuptools import setup
 
 COMPILED: dict[str, str] = {
     "services/core": "drain value",
-    "services/rpc": "backoff encoding first_look outbox peer_stream streams",
+    "services/rpc": "backoff encoding fault fields first_look outbox peer_stream streams",
     "services/queue/core": """ages audit book change effects entry lifecycle lines machine messages offers ordered
         quotas records workers""",
     "services/queue": "committer items letters outlet payloads rights speaker wire",
     "services/queue/files": "changes listing rows shelf",
     "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",
-    "services/queue/submits": "intake turns validate",
+    "services/queue/submits": "intake torn turns validate",
     "services/queue/watch": "batch_log hub",
     "services/scheduler/core": """audit backlog counters drains entry fleet hopeless ledger lifecycle machine
         messages roster snapshot standby standing waiting windows""",

@@ -30,7 +30,7 @@ from services.queue.files.servicer import FilesServicer
 from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.metrics import QueueMetrics
 from services.queue.rights import RIGHTS
-from services.queue.servicer import BOUNDS, Parts, QueueServicer
+from services.queue.servicer import BOUNDS, TORN, Parts, QueueServicer
 from services.queue.settings import QueueSettings
 from services.queue.speaker import Greeting, Speaker
 from services.queue.storage.backup import backups_of, remove_partials
@@ -182,7 +182,7 @@ class Service:
         doorkeeper = Doorkeeper()
 
         def add(server: grpc.aio.Server) -> None:
-            add_servicer(SERVICE, self.servicer, server, doorkeeper, self._guard, BOUNDS)
+            add_servicer(SERVICE, self.servicer, server, doorkeeper, self._guard, BOUNDS, TORN)
             add_servicer(FILES_SERVICE, FilesServicer(self._shelf), server, doorkeeper, self._guard)
 
         names = [SERVICE.full_name, FILES_SERVICE.full_name]

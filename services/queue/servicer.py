@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
@@ -31,6 +31,7 @@ from services.queue.speaker import Greeting, Link, Speaker
 from services.queue.storage.read_faults import code_of
 from services.queue.storage.store import StoreError
 from services.queue.submits.intake import Frame, Intake, Taking
+from services.queue.submits.torn import Piece, Torn
 from services.queue.submits.turns import BYTES_LIKE_ONE_MORE, SUBMITS_AT_ONCE, weight_of
 from services.queue.submits.validate import check_name
 from services.queue.submits.windows import Window
@@ -42,6 +43,8 @@ from services.rpc.strict import BadInputError, abort_with_code
 from services.rpc.waiters import FIRST_COME, Rank, SharedWindow
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+P = TypeVar("P", bound=Piece)
 
 MAX_UNACKED = 20_000
 """Requests of one Submit stream whose acks are not sent; a client that sends faster than it takes in its acks is read
@@ -72,6 +75,9 @@ BOUNDS = {
     "FollowRequest.leave": MAX_FOLLOWED,
 }
 """Entries of one message, by field: a large message with more is refused before it is decoded."""
+
+TORN = {"SubmitRequest": Torn}
+"""What is made of a message that cannot be decoded, by its type: the requests of the frame that can be are taken."""
 
 BEYOND_QUOTA = {
     queue_pb2.SUBMIT_STATUS_OVER_QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -113,13 +119,13 @@ class QueueServicer:
     # ---- Submit ----
 
     async def Submit(
-        self, requests: AsyncIterator[queue_pb2.SubmitRequest], context: Context
+        self, requests: AsyncIterator[queue_pb2.SubmitRequest | Torn], context: Context
     ) -> AsyncIterator[queue_pb2.SubmitResponse]:
         """Accept batches of requests, and ack them in order once they are durable. Raises BadInputError."""
         first = await anext(requests, None)
         if first is None:
             return
-        if first.WhichOneof("message") != "open":
+        if isinstance(first, Torn) or first.WhichOneof("message") != "open":
             raise BadInputError("message: the first message of a Submit stream must be `open`")
         check_name("open.client_id", first.open.client_id)  # it is kept while the stream is open
         yield queue_pb2.SubmitResponse(
@@ -153,20 +159,35 @@ class QueueServicer:
             frames.put_nowait(None)
 
     async def _read_submits(
-        self, requests: AsyncIterator[queue_pb2.SubmitRequest], frames: asyncio.Queue[Frame | None], window: Window
+        self,
+        requests: AsyncIterator[queue_pb2.SubmitRequest | Torn],
+        frames: asyncio.Queue[Frame | None],
+        window: Window,
     ) -> None:
         stream = next(self._streams)
         try:
             async for message in requests:
-                if message.WhichOneof("message") != "batch":
+                if not isinstance(message, Torn) and message.WhichOneof("message") != "batch":
                     raise BadInputError("message: every message after the first must be `batch`")
                 await self._parts.committer.room(submits=True)
-                for number, (part, size_bytes) in enumerate(_parts(message.batch.requests)):
-                    await window.enter(_places(len(part)))
-                    tagged = [(item.tag, item.request) for item in part]
-                    frames.put_nowait(await self._taken(stream, tagged, size_bytes, goes_on=number > 0))
+                for number, (take, requested, size_bytes) in enumerate(self._takes(stream, message)):
+                    await window.enter(_places(requested))
+                    frames.put_nowait(await self._taken(take, requested, size_bytes, goes_on=number > 0))
         finally:
             frames.put_nowait(None)
+
+    def _takes(
+        self, stream: int, message: queue_pb2.SubmitRequest | Torn
+    ) -> Iterator[tuple[Callable[[], Frame], int, int]]:
+        """Yield for each part of a frame what takes it in, how many requests and how many bytes it has."""
+        intake = self._parts.intake
+        if isinstance(message, Torn):
+            for pieces, size_bytes in _parts(message.pieces()):
+                yield partial(intake.take_torn, stream, pieces), len(pieces), size_bytes
+            return
+        for part, size_bytes in _parts(message.batch.requests):
+            tagged = [(item.tag, item.request) for item in part]
+            yield partial(intake.take, stream, tagged), len(tagged), size_bytes
 
     async def SubmitUnary(
         self, request: queue_pb2.SubmitUnaryRequest, context: Context
@@ -190,13 +211,11 @@ class QueueServicer:
             await abort_with_code(context, beyond, error.message, error.code)
         return queue_pb2.SubmitUnaryResponse(acks=acks)
 
-    async def _taken(
-        self, call: int, tagged: Sequence[tuple[int, request_pb2.Request]], size_bytes: int, goes_on: bool
-    ) -> Frame:
+    async def _taken(self, take: Callable[[], Frame], requests: int, size_bytes: int, goes_on: bool) -> Frame:
         """Take in a part of a frame, of `size_bytes`, once there is room; the next of its frame if it `goes_on`."""
-        async with self._room(len(tagged), size_bytes) as leave:
-            await self._turn(weight_of(len(tagged), size_bytes), goes_on)
-            frame = self._parts.intake.take(call, tagged)
+        async with self._room(requests, size_bytes) as leave:
+            await self._turn(weight_of(requests, size_bytes), goes_on)
+            frame = take()
             frame.on_durable(leave)
         return frame
 
@@ -393,11 +412,9 @@ def _places(requests: int) -> int:
     return max(1, requests)
 
 
-def _parts(
-    items: Iterable[queue_pb2.TaggedRequest],
-) -> Iterator[tuple[list[queue_pb2.TaggedRequest], int]]:
+def _parts(items: Iterable[P]) -> Iterator[tuple[list[P], int]]:
     """Cut a frame into what a commit should take in at once, with the size of each part in bytes; at least one part."""
-    part: list[queue_pb2.TaggedRequest] = []
+    part: list[P] = []
     size_bytes = cut = 0
     for item in items:
         part.append(item)

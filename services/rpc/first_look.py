@@ -12,22 +12,14 @@ from typing import Final
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from penstock.limits import MAX_NAME_BYTES
-from services.rpc.encoding import FIXED64, LENGTH_DELIMITED, VARINT
+from services.rpc.encoding import LENGTH_DELIMITED
+from services.rpc.fields import content, number
 
 MAX_ENTRIES: Final = 16_384
 """Of a repeated field for which nobody has said another number: far more than any frame has."""
 
 MAX_OTHERS: Final = 16_384
 """Fields beside those that repeat as far as is known here: a later version may have others, which are passed over."""
-
-FIXED32: Final = 5
-"""Wire type of four bytes."""
-
-MORE: Final = 128
-"""Of a group of seven bits of a number: another one follows."""
-
-MAX_SHIFT: Final = 63
-"""Of the last group of seven bits of a number (protobuf encoding specification)."""
 
 
 class TooMuchError(ValueError):
@@ -68,8 +60,8 @@ class FirstLook:
             left -= 1
             if left < 0:
                 raise TooMuchError(f"more than {self._most} fields in one message")
-            tag, at = _number(data, at)
-            start, at = _content(data, at, tag & 7)
+            tag, at = number(data, at)
+            start, at = content(data, at, tag & 7)
             if at > end:
                 raise ValueError("a field has no end")
             field = fields.get(tag >> 3)
@@ -99,33 +91,3 @@ def _fields_of(kind: Descriptor, bounds: Mapping[str, int], before: str) -> dict
 
 def _entries(fields: dict[int, _Field]) -> list[int]:
     return [each for field in fields.values() for each in (field.most, *_entries(field.part or {}))]
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a base-128 number and where it ends; raises IndexError or ValueError if it ends nowhere."""
-    byte = data[at]
-    if byte < MORE:
-        return byte, at + 1
-    value = shift = 0
-    while shift <= MAX_SHIFT:
-        byte = data[at]
-        at += 1
-        value |= (byte & MORE - 1) << shift
-        if byte < MORE:
-            return value, at
-        shift += 7
-    raise ValueError("a number has no end")
-
-
-def _content(data: bytes, at: int, wire_type: int) -> tuple[int, int]:
-    """Return where the content of a field begins and ends; raises as `_number`, and ValueError for a group."""
-    if wire_type == LENGTH_DELIMITED:
-        size, at = _number(data, at)
-        return at, at + size
-    if wire_type == VARINT:
-        return at, _number(data, at)[1]
-    if wire_type == FIXED64:
-        return at, at + 8
-    if wire_type == FIXED32:
-        return at, at + 4
-    raise ValueError(f"wire type {wire_type}")  # groups, which no message here has

@@ -1,9 +1,9 @@
 """gRPC handlers that answer bad input with INVALID_ARGUMENT and a clear text, and send what is encoded as it is.
 
-gRPC's own decoder reports bytes that are no message as an internal error of the
-server. These handlers decode themselves, and turn `BadInputError` raised anywhere in a
-servicer into INVALID_ARGUMENT, `ReaderFailedError` into INTERNAL. They also count the
-calls of each host, and end those that never say anything.
+gRPC's own decoder reports bytes that are no message as an internal error of the server. These handlers decode
+themselves, name the field for which that cannot be done, and turn `BadInputError` raised anywhere in a servicer into
+INVALID_ARGUMENT, `ReaderFailedError` into INTERNAL. They also count the calls of each host, and end those that never
+say anything.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -25,6 +25,7 @@ from penstock.limits import MAX_NAME_BYTES
 from services.auth.guard import Guard
 from services.auth.keyring import NotAllowedError
 from services.rpc.encoding import encoded
+from services.rpc.fault import Search
 from services.rpc.first_look import FirstLook, TooMuchError
 from services.rpc.limits import FIRST_MESSAGE_S, MAX_CALLS_OF_HOST
 
@@ -107,13 +108,16 @@ def add_servicer(
     doorkeeper: Doorkeeper | None = None,
     guard: Guard | None = None,
     bounds: Mapping[str, int] = MappingProxyType({}),
+    torn: Mapping[str, Callable[[bytes], Any]] = MappingProxyType({}),
 ) -> None:
     """Serve every method of `service` with the coroutine or async generator of that name on `servicer`.
 
     To gRPC every method is one that reads a stream, also where the API has one message: gRPC itself waits for that one
     without end and without telling, while here a call that says nothing is counted, and ended after a while.
 
-    `bounds` are those of the first look that large messages get.
+    `bounds` are those of the first look that large messages get. A message that cannot be decoded ends its call, unless
+    `torn` has something by the name of its type: that is given the bytes then, and what it returns is read in the place
+    of the message; it raises ValueError if the call is to end all the same.
     """
     if doorkeeper is None:  # one who counts no call yet is false
         doorkeeper = Doorkeeper()
@@ -121,7 +125,8 @@ def add_servicer(
     handlers = {}
     for method in service.methods:
         look_from = STREAMED_UNSEEN_BYTES if method.client_streaming else MAX_NAME_BYTES
-        decode = _decoder(GetMessageClass(method.input_type), FirstLook(method.input_type, bounds), look_from)
+        kind, look = GetMessageClass(method.input_type), FirstLook(method.input_type, bounds)
+        decode = _decoder(kind, look, look_from, torn.get(method.input_type.name))
         call = getattr(servicer, method.name)
         read = _stream_of if method.client_streaming else _one_of
         if method.server_streaming:
@@ -133,9 +138,9 @@ def add_servicer(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
-def _decoder(kind: type[Message], look: FirstLook, look_from: int) -> Callable[[bytes], Any]:
-    name = kind.DESCRIPTOR.full_name
-
+def _decoder(
+    kind: type[Message], look: FirstLook, look_from: int, torn: Callable[[bytes], Any] | None = None
+) -> Callable[[bytes], Any]:
     def decode(data: bytes) -> Any:
         try:
             if len(data) > look_from:
@@ -143,10 +148,19 @@ def _decoder(kind: type[Message], look: FirstLook, look_from: int) -> Callable[[
             return kind.FromString(data)
         except TooMuchError as error:
             return _Malformed(str(error))
-        except (DecodeError, ValueError) as error:
-            return _Malformed(f"{len(data)} bytes are not a valid {name}: {error}")
+        except (DecodeError, ValueError):
+            return _not_decoded(cast(Descriptor, kind.DESCRIPTOR), data, torn)
 
     return decode
+
+
+def _not_decoded(kind: Descriptor, data: bytes, torn: Callable[[bytes], Any] | None) -> Any:
+    """Return what `torn` makes of a message that cannot be decoded, or what is to be said of it."""
+    if torn is not None:
+        with suppress(ValueError):
+            return torn(data)
+    path, text = Search().fault(kind, data)
+    return _Malformed(f"{path}: {text}" if path else f"{len(data)} bytes are not a valid {kind.full_name}: {text}")
 
 
 def _checked(message: Any) -> Any:

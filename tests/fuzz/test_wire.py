@@ -31,7 +31,6 @@ METHODS = [
     )
     for method in service.methods
 ]
-TOO_MUCH = re.compile(r"are allowed$|fields in one message$")
 NAMES_A_FIELD = re.compile(r"^[a-z_]+[\w.\[\]]*: .")
 
 
@@ -45,7 +44,8 @@ def test_bytes_are_a_message_or_are_refused(method: MethodDescriptor, data: st.D
         assert isinstance(_checked(_decoder(kind, FirstLook(method.input_type, {}), 0)(frame)), kind)
     except BadInputError as error:
         wrong = f"{len(frame)} bytes are not a valid {kind.DESCRIPTOR.full_name}"
-        assert wrong in str(error) or TOO_MUCH.search(str(error)), error
+        assert str(error).startswith(wrong) or NAMES_A_FIELD.match(str(error)), error
+        assert len(str(error)) < 500
 
 
 @fuzzed

@@ -27,6 +27,7 @@ from services.queue.core.quotas import OVER_QUOTA
 from services.queue.items import Item, Lookup
 from services.queue.metrics import BEYOND_QUOTA, INVALID, UNAVAILABLE, QueueMetrics
 from services.queue.storage.store import Store, StoreError
+from services.queue.submits.torn import Piece, Undecoded
 from services.queue.submits.turns import Source, weight_of
 from services.queue.submits.validate import InvalidRequestError, check
 from services.rpc.strict import BadInputError
@@ -143,6 +144,17 @@ class Intake:
         """Check the requests and post the good ones; those of one `call` are stored in the order they came in."""
         taking = Taking(False)
         self.check(taking, tagged)
+        return self.post(call, taking)
+
+    def take_torn(self, call: int, pieces: Sequence[Piece]) -> Frame:
+        """Do the same with requests of a frame that could not be decoded as a whole."""
+        taking = Taking(False)
+        for piece in pieces:
+            if isinstance(piece, Undecoded):
+                self._metrics.refused_submits.labels(INVALID).inc()
+                taking.taken.append(_Taken(piece.tag, piece.failure))
+            else:
+                self.check(taking, [(piece.tag, piece.request)])
         return self.post(call, taking)
 
     def check(self, taking: Taking, tagged: Sequence[tuple[int, request_pb2.Request]]) -> None:
