@@ -65,7 +65,7 @@ class Session:
         self.view = EngineView(sizes.blocks_total)
         self._sizes = sizes
         self._over_need: dict[str, None] = {}
-        self._watchdog = Watchdog(stall_ns)
+        self.watchdog = Watchdog(stall_ns)
         self._out: list[m.Effect] = []
         self._peers = Peers(self._out)
         self._held = Reservations(self._out, self._peers, self.view, self.counters)
@@ -136,7 +136,7 @@ class Session:
                 times.append(tokens_ns)
         elif not self._peers.queue_up and self._held.unclaimed:
             times.append(next(iter(self._held.unclaimed.values())).granted_ns + CLAIM_HOLD_NS)
-        if (look_ns := self._watchdog.due_ns) is not None:
+        if (look_ns := self.watchdog.due_ns) is not None:
             times.append(look_ns)
         return max(now_ns, min(times)) if times else None
 
@@ -348,8 +348,7 @@ class Session:
         entry.output_tokens = message.output_tokens
         entry.preemptions = message.preemptions
         if not message.step_follows:
-            self.view.freed_outside_step()
-            self.auditor.moved()
+            self._left_outside_step()
         self._held.move(entry, Input.END, now_ns, Cause.COMPLETED, Ending(EndingKind.COMPLETED))
 
     def _engine_failed(self, message: m.EngineFailed, now_ns: int) -> None:
@@ -357,9 +356,15 @@ class Session:
         if entry is None:
             return
         entry.output_tokens = message.output_tokens
+        self._left_outside_step()
         kind = EndingKind.REJECTED if message.rejected else EndingKind.FAILED
         ending = Ending(kind, message.code, message.message, message.param)
         self._held.move(entry, Input.END, now_ns, CAUSE_OF[kind], ending)
+
+    def _left_outside_step(self) -> None:
+        """Note that a run has left the engine, and that what it held and shared is in no report until the next step."""
+        self.view.freed_outside_step()
+        self.auditor.moved()
 
     def _running(self, run_id: str) -> Entry | None:
         """Return the running entry; None if an abort is under way, for its own answer releases the blocks."""
@@ -376,12 +381,11 @@ class Session:
             return
         entry.output_tokens = message.output_tokens
         entry.preemptions = message.preemptions
-        self.view.freed_outside_step()
-        self.auditor.moved()
+        self._left_outside_step()
         self._held.move(entry, Input.ABORTED, now_ns)
 
     def _engine_reported(self, message: m.EngineReported, now_ns: int) -> None:
-        self._watchdog.stepped()
+        self.watchdog.stepped()
         self.view.reported(message, now_ns)
         self.auditor.reported(message)
         if not self._held.in_engine:
@@ -428,6 +432,6 @@ class Session:
             self._held.return_unclaimed([e for e in entries if now_ns - e.granted_ns >= CLAIM_HOLD_NS], now_ns)
         self._peers.report(self.view, now_ns)
         self.auditor.tick(now_ns)
-        if self._watchdog.look(self._held.in_engine > 0, now_ns):
-            silent_s = self._watchdog.stall_ns / 1e9
+        if self.watchdog.look(self._held.in_engine > 0, now_ns):
+            silent_s = self.watchdog.stall_ns / 1e9
             self._out.append(m.GiveUpEngine(f"the engine has made no step for {silent_s:g} s, with something in it"))

@@ -54,6 +54,8 @@ class World(RuleBasedStateMachine):
         """Those that will be answered whatever happens."""
         self.engine: list[str] = []
         self.aborts: list[str] = []
+        self.left_since = False
+        """Whether a run has left the engine outside a step since it last reported one."""
         self.seq = 0
 
     def tell(self, message: m.Message) -> None:
@@ -87,6 +89,11 @@ class World(RuleBasedStateMachine):
         assert self.scheduler_up
         assert effect.epoch == self.epoch
         self.booked[effect.announced] = self.booked.pop(effect.grant)
+
+    def on_SendReport(self, effect: m.SendReport) -> None:
+        if self.left_since:
+            assert effect.blocks_free in {None, SIZES.blocks_total}, "what it held is not known to be free"
+            assert effect.blocks_shared == 0, "it may have been its own"
 
     def ack(self, effect: m.SendTokenizerAck | m.SendCompletionAck) -> None:
         assert self.scheduler_up
@@ -280,6 +287,16 @@ class World(RuleBasedStateMachine):
             self.delivered(len(self.claims) - 1, 100, 1, False)
             self.tokenized(pick)
 
+    @precondition(lambda self: self.scheduler_up and self.queue_up)
+    @rule(pick=picks)
+    def one_of_two_ends(self, pick: int) -> None:
+        """Between two steps, as far as the scheduler is told."""
+        self.one_starts(pick)
+        self.one_starts(pick)
+        self.reported(9, 2, 5)
+        self.finished(pick)
+        self.time_passes(20)
+
     @rule(pick=picks)
     def goes_ahead(self, pick: int) -> None:
         if self.tokenizing:
@@ -289,6 +306,8 @@ class World(RuleBasedStateMachine):
     def finished(self, pick: int) -> None:
         if self.engine:
             run_id = self.engine.pop(pick % len(self.engine))
+            # Of one that is being aborted the answer to that tells.
+            self.left_since |= run_id not in self.aborts and (pick % 5 == 0 or not pick & 1)
             if pick % 5 == 0:
                 self.tell(m.EngineFailed(run_id, bool(pick & 1), "engine_error", "no"))
             else:
@@ -299,6 +318,7 @@ class World(RuleBasedStateMachine):
         if self.aborts:
             run_id = self.aborts.pop(pick % len(self.aborts))
             self.engine = [other for other in self.engine if other != run_id]
+            self.left_since = True
             self.tell(m.EngineAborted(run_id, 1, 0))
 
     @precondition(lambda self: self.queue_up and self.leases)
@@ -316,9 +336,10 @@ class World(RuleBasedStateMachine):
         if done:
             self.tell(m.Recorded(done[pick % len(done)], accepted))
 
-    @rule(free=st.integers(0, 64), running=st.integers(0, 9))
-    def reported(self, free: int, running: int) -> None:
-        self.tell(m.EngineReported(free, running, 0, 0, 1_000_000, 1 - free / 64))
+    @rule(free=st.integers(0, 64), running=st.integers(0, 9), shared=st.integers(0, 9))
+    def reported(self, free: int, running: int, shared: int) -> None:
+        self.left_since = False
+        self.tell(m.EngineReported(free, running, 0, 0, 1_000_000, 1 - free / 64, blocks_shared=shared))
 
     @rule(passed_ms=st.integers(0, 2000))
     def time_passes(self, passed_ms: int) -> None:
