@@ -65,7 +65,7 @@ class InstantEngine:
     async def abort(self, run_id: str) -> None:
         """Abort nothing: every run is over already."""
 
-    async def close(self) -> None:
+    async def close(self, _: float = 0) -> None:
         """Stop."""
 
 

@@ -19,6 +19,9 @@ Derivation: requests that hold h blocks each, and take one more every `block_siz
 cache in `w * h * block_size` steps: 6 with h = 10 and blocks of 32, in which several of fifty requests end.
 """
 
+ENGINE_END_S = 5.0
+"""Seconds that an engine has to end by itself, where its worker has as many: as many as vLLM gives by itself."""
+
 ENGINE_SCHEDULING = "priority"
 """vLLM's scheduling policy, unless `--scheduling-policy` says otherwise: what is within its channel's guarantee goes
 before what is not, and is preempted after it. Among equals it is first come, first served."""
@@ -321,5 +324,5 @@ class Engine(Protocol):
     async def abort(self, run_id: str) -> None:
         """Abort a run; on return no later request can be scheduled ahead of the abort. Unknown runs are ignored."""
 
-    async def close(self) -> None:
-        """Stop the engine and free what it holds."""
+    async def close(self, within_s: float = ENGINE_END_S, /) -> None:
+        """Stop the engine and free what it holds; what has not ended by itself within so many seconds is killed."""

@@ -22,7 +22,7 @@ from services.worker.core import messages as m
 from services.worker.core.lifecycle import State
 from services.worker.core.session import Session
 from services.worker.core.sizing import Sizes
-from services.worker.engine import Engine, EngineShape
+from services.worker.engine import ENGINE_END_S, Engine, EngineShape
 from services.worker.gen_ai import RunSpans
 from services.worker.links import Link, queue_link, scheduler_link
 from services.worker.metrics import WorkerMetrics
@@ -39,6 +39,9 @@ END_S = 2.0
 
 FLUSH_S = END_S / 2
 """Of these, for what is handed back, and the last frames, to be taken; the rest is for the parts to close."""
+
+EXIT_S = 0.5
+"""Of these, for what is left of the process when its engine has ended, or has been killed."""
 
 HALF_CLOSE_S = 0.2
 """For the end of the streams to leave where that has taken all of it: one peer may listen where the other does not."""
@@ -136,11 +139,11 @@ class Service:
         waits = [loop.create_task(event.wait()) for event in (stop, self.runner.dead)]
         await asyncio.wait([main, *links, *waits], return_when=asyncio.FIRST_COMPLETED)
         grace_s = DEATH_GRACE_S if self.runner.dead_reason else self._settings.shutdown_grace_s
-        flushed_by_s = loop.time() + grace_s + FLUSH_S
+        end_s = loop.time() + grace_s + END_S
         status = await self._wind_down(stop.is_set(), [main, *links])
         for task in waits:
             task.cancel()
-        await self._stop(server, [main, *links], max(HALF_CLOSE_S, min(FLUSH_S, flushed_by_s - loop.time())))
+        await self._stop(server, [main, *links], end_s)
         return status
 
     async def _to_scheduler(self, server: Server, ready: Callable[[int], None]) -> None:
@@ -198,21 +201,25 @@ class Service:
         if not done:
             log.warning("something is still held after %g s", most_s)
 
-    async def _stop(self, server: Server, tasks: list[asyncio.Task[None]], flush_s: float) -> None:
-        """Flush the streams, for `flush_s` seconds at most, and stop every part."""
+    async def _stop(self, server: Server, tasks: list[asyncio.Task[None]], end_s: float) -> None:
+        """Flush the streams, and stop every part, so that the process can have ended at `end_s` of the loop's time."""
+        loop = asyncio.get_running_loop()
         main, *links = tasks
         streams: list[Link[Any]] = [self._scheduler, self._queue]
         flushing = [task for link, task in zip(streams, links, strict=True) if link.streaming]
         for link in streams:
             link.finish()
         if flushing:
-            await asyncio.wait(flushing, timeout=flush_s)
+            left_s = end_s - (END_S - FLUSH_S) - loop.time()
+            await asyncio.wait(flushing, timeout=max(HALF_CLOSE_S, min(FLUSH_S, left_s)))
         for task in (main, *links):
             task.cancel()
         await asyncio.gather(main, *links, return_exceptions=True)
         await server.stop(0.2)
         await self._tokenizer.close()
-        await self._engine.close()
+        # One that makes no step does not hear that it is to end.
+        left_s = 0.0 if self._session.watchdog.gave_up else end_s - EXIT_S - loop.time()
+        await self._engine.close(max(0.0, min(ENGINE_END_S, left_s)))
 
 
 def _no_servicers(_: grpc.aio.Server) -> None:

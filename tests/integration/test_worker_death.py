@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ import pytest
 
 import penstock as public
 from penstock.exits import EX_SOFTWARE
+from services.worker.engine import ENGINE_END_S
 from tests.integration.conftest import SIMULATED_FLAGS
 from tests.support.fleet import Fleet, alive, descendants
 from tests.support.waiting import wait_for, wait_for_async
@@ -27,6 +29,11 @@ REQUESTS = 20
 def none_alive(pids: set[int]) -> bool:
     """Whether all of these processes are gone."""
     return not any(alive(pid) for pid in pids)
+
+
+def core_of(family: set[int]) -> set[int]:
+    """The engine core's process among these."""
+    return {pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def tell(pids: set[int], number: signal.Signals) -> None:
@@ -57,7 +64,7 @@ async def test_a_worker_whose_engine_hangs_ends_and_its_next_life_answers(
     async with public.Client(fleet.queue.address, retry_for_s=60) as client:
         await client.generate(prompt="before", max_tokens=4)
         family = descendants(worker.pid)
-        core = {pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        core = core_of(family)
         tell(core, signal.SIGSTOP)
         hung = await client.submit(prompt="in the engine", max_tokens=4)
         status = await asyncio.to_thread(worker.wait_exit)
@@ -67,6 +74,29 @@ async def test_a_worker_whose_engine_hangs_ends_and_its_next_life_answers(
         worker.start()
         result = await client.result(hung)
     assert (result.outcome, result.attempts) == (public.Outcome.COMPLETED, 2)
+
+
+@pytest.mark.long
+async def test_a_worker_whose_engine_hangs_ends_by_sigterm_as_any_other(
+    make_fleet: Callable[..., Fleet], engine_flags: list[str]
+) -> None:
+    """Who cannot wait for the watchdog is told so, and to wait END_S beyond the grace: vLLM alone takes 5 s."""
+    grace_s = 1.0
+    fleet = make_fleet()
+    worker = fleet.add_worker("w1", [*engine_flags, "--shutdown-grace-s", str(grace_s)])
+    async with public.Client(fleet.queue.address, retry_for_s=60) as client:
+        family = descendants(worker.pid)
+        tell(core_of(family), signal.SIGSTOP)
+        hung = await client.submit(prompt="in the engine", max_tokens=4)
+        await wait_for_async(partial(leased, client, hung), "a request to be running")
+        began_s = time.monotonic()
+        assert await asyncio.to_thread(worker.stop, 60) == 0, worker.log()[-2000:]
+        assert time.monotonic() - began_s < grace_s + ENGINE_END_S
+        wait_for(partial(none_alive, family), "the engine to end with its worker")
+        worker.command = [*worker.command[: -len(engine_flags) - 2], *SIMULATED_FLAGS]  # which starts sooner
+        worker.start()
+        result = await client.result(hung)
+    assert (result.outcome, result.attempts) == (public.Outcome.COMPLETED, 1), "it was handed back"
 
 
 async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(

@@ -28,6 +28,8 @@ class Watchdog:
         self._at_work = False
         """Whether something was in the engine at the last look; nothing changes between two of them."""
         self._stepped = False
+        self.gave_up = False
+        """Whether an engine has been given up."""
 
     @property
     def due_ns(self) -> int | None:
@@ -48,4 +50,5 @@ class Watchdog:
         if not self.stall_ns or self._silent_ns < self.stall_ns:
             return False
         self._silent_ns = 0
+        self.gave_up = True
         return True

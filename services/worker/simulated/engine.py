@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
+    ENGINE_END_S,
     ChoiceStep,
     EngineRequest,
     EngineShape,
@@ -209,11 +210,11 @@ class SimulatedEngine:
             ends = [ChoiceStep(index, (), "", finish_reason="abort") for index in sorted(run.open_choices)]
             run.steps.put_nowait(EngineStep(ends, True, preemptions=run.preemptions))
 
-    async def close(self) -> None:
+    async def close(self, within_s: float = ENGINE_END_S) -> None:
         """Stop."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await asyncio.wait([self._task], timeout=within_s)
 
     def _drop(self, run_id: str) -> _Run | None:
         run = self._runs.pop(run_id, None)

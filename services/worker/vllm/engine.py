@@ -15,6 +15,7 @@ from typing import Any
 from penstock.exits import EX_CONFIG, EX_SOFTWARE
 from services.worker.core.messages import EngineReported
 from services.worker.engine import (
+    ENGINE_END_S,
     EngineDeadError,
     EngineRequest,
     EngineShape,
@@ -368,8 +369,8 @@ class VllmEngine:
         except VllmDeadError as error:
             raise EngineDeadError(first_line(error)) from error
 
-    async def close(self) -> None:
-        """Stop the engine core."""
+    async def close(self, within_s: float = ENGINE_END_S) -> None:
+        """Stop the engine core; kill it if it has not ended within so many seconds."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -377,4 +378,4 @@ class VllmEngine:
         outputs = getattr(self._llm, "output_handler", None)
         if outputs is not None:
             outputs.cancel()
-        await asyncio.to_thread(self._llm.shutdown)
+        await asyncio.to_thread(self._llm.shutdown, timeout=within_s)

@@ -39,7 +39,7 @@ from services.worker.gen_ai import RunSpans
 from services.worker.metrics import WorkerMetrics
 from services.worker.run import Run
 from services.worker.runner import Identity, Runner
-from services.worker.service import Service, sizes_of
+from services.worker.service import END_S, Service, sizes_of
 from services.worker.settings import WorkerSettings
 from services.worker.tokenizer import answer_to, failed
 from tests.support.fake_peers import until
@@ -69,6 +69,8 @@ class Engine:
         self.goes_on = asyncio.Event()
         """Whether it makes its second step."""
         self.goes_on.set()
+        self.end_s = -1.0
+        """How long it was given to end, if it was closed."""
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineStep]:
         self.models.append(request.model)
@@ -81,7 +83,10 @@ class Engine:
 
     def start(self, *_: object) -> None: ...
 
-    async def close(self) -> None: ...
+    async def abort(self, run_id: str) -> None: ...
+
+    async def close(self, within_s: float) -> None:
+        self.end_s = within_s
 
 
 class NeverAborts(Engine):
@@ -317,14 +322,14 @@ async def test_an_engine_that_cannot_abort_a_run_ends_the_worker(at_leaving: boo
 class Serving:
     """A whole service with an engine and a run in it, between peers that are not there."""
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, engine_stall_s: float) -> None:
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, **stated: float) -> None:
         metrics = partial(WorkerMetrics, registry=CollectorRegistry())
         monkeypatch.setattr("services.worker.service.WorkerMetrics", metrics)
         settings = WorkerSettings(
             listen="127.0.0.1:0",
             queue_address="127.0.0.1:1",
             scheduler_address="127.0.0.1:1",
-            engine_stall_s=engine_stall_s,
+            **stated,  # type: ignore[arg-type]
         )
         tokenizer = Tokenizer()
         service = Service(settings, engine, tokenizer, Telemetry(None))  # type: ignore[arg-type]
@@ -332,7 +337,8 @@ class Serving:
         self.queue = Queue()
         self.runner.connect(Scheduler(), self.queue)
         self.lease = q.LeaseRef(request_id="r1", attempt=1, fencing_token=1)
-        self.status = asyncio.get_running_loop().create_task(service.run(asyncio.Event(), lambda _: None))
+        self.stop = asyncio.Event()
+        self.status = asyncio.get_running_loop().create_task(service.run(self.stop, lambda _: None))
 
     async def deliver(self) -> None:
         """Have r1 in the engine."""
@@ -355,7 +361,7 @@ class Serving:
 
 async def test_a_service_whose_engine_cannot_abort_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine says that it is dead here: it is the runner that finds it out."""
-    serving = Serving(NeverAborts(False), monkeypatch, 0)
+    serving = Serving(NeverAborts(False), monkeypatch, engine_stall_s=0)
     await serving.deliver()
     await until(lambda: serving.queue.said("r1"), "the first token")
     serving.runner.post(m.CancelRun(wire.lease_of(serving.lease), m.CancelCause.CLIENT))
@@ -363,11 +369,25 @@ async def test_a_service_whose_engine_cannot_abort_a_run_ends(monkeypatch: pytes
 
 
 async def test_a_service_whose_engine_hangs_ends_and_the_attempt_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = Serving(Hangs(), monkeypatch, 0.05)
+    engine = Hangs()
+    serving = Serving(engine, monkeypatch, engine_stall_s=0.05)
     await serving.deliver()
     failure = (await serving.ended()).failure
     assert failure.code == "engine_dead"
     assert failure.message == "the engine has made no step for 0.05 s, with something in it"
+    assert engine.end_s == 0, "it would not hear that it is to end"
+
+
+async def test_an_engine_ends_within_what_its_worker_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it hangs nobody has found out yet."""
+    engine, grace_s = Hangs(), 0.01
+    serving = Serving(engine, monkeypatch, shutdown_grace_s=grace_s)
+    await serving.deliver()
+    serving.stop.set()
+    async with asyncio.timeout(30):
+        assert await serving.status == 0
+    assert [heard.give_back.leases[0].request_id for heard in serving.queue.heard if heard.HasField("give_back")]
+    assert 0 <= engine.end_s < grace_s + END_S
 
 
 async def test_what_is_kept_of_a_grant_for_its_spans_goes_with_it() -> None:
