@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, NoReturn, TypeAlias
 
-from services.worker.processes import die_with_parent
+from services.worker.processes import die_with_parent, how_ended
 
 ASK = struct.Struct("!q")
 """To the nursery: the process to be ended first, 0 for none. With it come the new one's socket and counter."""
@@ -167,8 +167,7 @@ def _how(status: int) -> str:
     """Return how a process ended, by its status."""
     if status == NO_END:
         return "which SIGKILL does not end"
-    code = os.waitstatus_to_exitcode(status)
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
+    return how_ended(os.waitstatus_to_exitcode(status))
 
 
 def _counter(shared: int) -> memoryview:

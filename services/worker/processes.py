@@ -32,6 +32,11 @@ def _leave_and_die_with_parent() -> None:
     os.setpgid(0, 0)
 
 
+def how_ended(status: int) -> str:
+    """Return how a process ended whose exit status is this, or below 0 if a signal ended it."""
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
+
+
 USUAL_STACK_BYTES = 8 * 1024 * 1024
 """Where the worker's stack has no bound: the one that Linux sets by itself."""
 

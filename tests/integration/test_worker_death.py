@@ -33,7 +33,12 @@ def none_alive(pids: set[int]) -> bool:
 
 def core_of(family: set[int]) -> set[int]:
     """The engine core's process among these."""
-    return {pid for pid in family if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+    found = set()
+    for pid in family:
+        with suppress(OSError):
+            if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
 
 
 def tell(pids: set[int], number: signal.Signals) -> None:
@@ -97,6 +102,18 @@ async def test_a_worker_whose_engine_hangs_ends_by_sigterm_as_any_other(
         worker.start()
         result = await client.result(hung)
     assert (result.outcome, result.attempts) == (public.Outcome.COMPLETED, 1), "it was handed back"
+
+
+@pytest.mark.long
+def test_a_worker_whose_engine_is_killed_while_it_loads_says_so(
+    make_fleet: Callable[..., Fleet], engine_flags: list[str]
+) -> None:
+    """As the kernel does where the weights do not fit the machine's memory: nothing else has a line for it."""
+    worker = make_fleet().add_worker("w1", engine_flags, wait=False)
+    wait_for(lambda: core_of(descendants(worker.pid)), "the engine core's process")
+    tell(core_of(descendants(worker.pid)), signal.SIGKILL)
+    assert worker.wait_exit() == EX_SOFTWARE
+    assert "the engine did not start: the engine core ended (signal 9)" in worker.log()
 
 
 async def test_a_killed_worker_leaves_no_orphan_and_loses_nothing(

@@ -396,6 +396,7 @@ async def test_real_vllm_runs_cancels_and_its_engines_death_ends_the_worker_with
     await engine_killed(service, peers)
     (complete,) = peers.queue.completes
     assert (complete.lease.request_id, complete.failure.code) == ("r4", "engine_dead")
+    assert complete.failure.message == "the engine core ended (signal 9)"
     assert peers.scheduler.release_of("r4").cause == s.RELEASE_CAUSE_FAILED  # type: ignore[union-attr]
 
 
@@ -418,6 +419,7 @@ async def engine_killed(service: Service, peers: Peers) -> None:
     await until(lambda: not service.running, "the exit")
     assert service.process.returncode == 70  # type: ignore[union-attr]
     assert peers.scheduler.leaving
+    assert service.log().count("ERROR worker the engine core ended (signal 9)") == 1
     assert not any(alive(pid) for pid in family)
 
 

@@ -26,6 +26,7 @@ from services.worker.engine import (
 from services.worker.processes import guard_process_group, yield_to_engine
 from services.worker.vllm.arguments import asked_parsers, check_model_path, fail, first_line, parse_engine_arguments
 from services.worker.vllm.checks import NotServedError, Parsers, check_arguments, check_started
+from services.worker.vllm.core_end import how_core_ended, how_killed_at_start
 from services.worker.vllm.pace import Pace
 from services.worker.vllm.shape import lookahead_tokens, most_blocks, state_blocks
 from services.worker.vllm.sharing import Sharing
@@ -123,7 +124,8 @@ class Prepared:
         try:
             llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
         except Exception as error:
-            fail(f"the engine did not start: {first_line(error)} (its own lines are above)", EX_SOFTWARE)
+            how = how_killed_at_start(error) or f"{first_line(error)} (its own lines are above)"
+            fail(f"the engine did not start: {how}", EX_SOFTWARE)
         try:
             check_started(llm.vllm_config, window_tokens)
         except NotServedError as error:
@@ -299,8 +301,8 @@ class VllmEngine:
         while True:
             try:
                 await self._llm.check_health()
-            except Exception as error:
-                on_death(f"the engine core is dead: {first_line(error)}")
+            except Exception:
+                on_death(how_core_ended(self._llm))
                 return
             await asyncio.sleep(HEALTH_INTERVAL_S)
 
@@ -338,7 +340,7 @@ class VllmEngine:
                 first = False
                 yield step if message is None else message.read(step)
         except VllmDeadError as error:
-            raise EngineDeadError(first_line(error)) from error
+            raise EngineDeadError(how_core_ended(self._llm)) from error
         except VLLMClientError as error:
             raise self._understanding.refusal_of(error, params) from error
         except EngineGenerateError as error:
@@ -367,7 +369,7 @@ class VllmEngine:
         try:
             await self._llm.abort(run_id)
         except VllmDeadError as error:
-            raise EngineDeadError(first_line(error)) from error
+            raise EngineDeadError(how_core_ended(self._llm)) from error
 
     async def close(self, within_s: float = ENGINE_END_S) -> None:
         """Stop the engine core; kill it if it has not ended within so many seconds."""
