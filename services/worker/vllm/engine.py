@@ -30,6 +30,7 @@ from services.worker.vllm.core_end import how_core_ended, how_killed_at_start
 from services.worker.vllm.pace import Pace
 from services.worker.vllm.shape import lookahead_tokens, most_blocks, state_blocks
 from services.worker.vllm.sharing import Sharing
+from services.worker.vllm.starting import telling_of_start
 from services.worker.vllm.stats import EngineStats, RunPreemptions, no_metrics
 
 HEALTH_INTERVAL_S = 0.5
@@ -122,7 +123,8 @@ class Prepared:
         window_tokens = self._config.model_config.max_model_len
         loggers = [stats.logger] if metrics_read else [stats.logger, no_metrics()]
         try:
-            llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
+            with telling_of_start():
+                llm = AsyncLLM.from_vllm_config(self._config, stat_loggers=loggers, disable_log_stats=True)
         except Exception as error:
             how = how_killed_at_start(error) or f"{first_line(error)} (its own lines are above)"
             fail(f"the engine did not start: {how}", EX_SOFTWARE)
