@@ -47,11 +47,14 @@ def config(tiny_model: Path) -> Any:
 
 @st.composite
 def arrivals(draw: st.DrawFn, block_size: int) -> list[Arrival]:
-    """Requests whose prompts share beginnings, some of them whole, in bursts and trickles; a few are aborted."""
+    """Requests whose prompts share beginnings, some of them whole, in bursts and trickles; a few are aborted.
+
+    Some have several completions, and now and then the clock that says when they came is set back.
+    """
     rng = random.Random(draw(st.integers(0, 2**32)))
     stems = [[rng.randrange(4) for _ in range(10 * block_size)] for _ in range(3)]
     made: list[Arrival] = []
-    at_step = 0
+    at_step, now_s = 0, 100.0
     for _ in range(draw(st.integers(1, 30))):
         stem = rng.choice(stems)
         if rng.random() < 0.2:
@@ -60,7 +63,12 @@ def arrivals(draw: st.DrawFn, block_size: int) -> list[Arrival]:
             prompt = stem[: rng.randrange(200)] + [9 + rng.randrange(5) for _ in range(rng.randint(1, 100))]
         at_step += rng.choice((0, 0, 0, 1, 5, 20))
         abort_at_step = at_step + rng.randrange(60) if rng.random() < 0.1 else None
-        made.append(Arrival(prompt, rng.randint(1, 150), at_step, abort_at_step, rng.choice((0, 0, 0, -1, 2))))
+        now_s += rng.choice((1.0, 1.0, 1.0, -3.0))
+        priority = rng.choice((0, 0, 0, -1, 2))
+        made += [
+            Arrival(prompt, rng.randint(1, 150), at_step, abort_at_step, priority, now_s)
+            for _ in range(rng.choice((1, 1, 1, 2, 4)))
+        ]
     return made
 
 
@@ -102,6 +110,13 @@ RARE_WORKLOADS = {
         [Arrival(text(seed, blocks), 5, at) for seed, blocks, at in ((1, 8, 0), (2, 8, 0), (3, 10, 10), (1, 8, 20))],
         20,
         16,
+    ),
+    # vLLM gives the completions of one request one time of arrival, and takes the first of equals for the last.
+    "of the completions of one request the last is preempted": Workload(
+        [Arrival(text(1, 1), output, arrived_s=7.0) for output in (90, 100, 110)],
+        14,
+        16,
+        rules=Rules(scheduling_policy="priority"),
     ),
 }
 """What random workloads hardly ever show."""

@@ -12,14 +12,16 @@ from services.worker.simulated.sequence import Sequence
 
 
 class Arrival(NamedTuple):
-    """One request: what it asks, how long its answer gets, the steps before which it comes and is aborted, and its
-    priority."""
+    """One completion: what it asks, how long its answer gets, the steps before which it comes and is aborted, its
+    priority, and when it came by the clock of whoever asked, in seconds. That is the number of the arrival unless said;
+    the completions of one request share it, and a clock may be set back."""
 
     prompt_ids: List[int]
     output_tokens: int
     at_step: int = 0
     abort_at_step: int | None = None
     priority: int = 0
+    arrived_s: float | None = None
 
 
 @dataclass(frozen=True)

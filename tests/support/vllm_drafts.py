@@ -56,7 +56,7 @@ def most_held(
 
     scheduler = make_scheduler(config, workload(step_tokens), sliding_tokens)
     params = SamplingParams(max_tokens=output, ignore_eos=True)
-    scheduler.add_request(Request("r0", list(range(prompt)), params, None, 0.0))
+    scheduler.add_request(Request("r0", list(range(prompt)), params, None))
     depth = 2 if config.scheduler_config.async_scheduling else 1
     under_way: deque[tuple[Any, set[str]]] = deque()
     most = 0

@@ -7,7 +7,8 @@ from typing import Any
 from tests.support.replay import Step, Timetable, Workload, name_of
 
 TOKENS_PER_REQUEST = 100_000
-"""Made-up tokens of request n start at n times this, so that no two requests ever have an output block in common."""
+"""Made-up tokens of request n start at n + 1 times this, so that no two requests ever have an output block in common,
+nor one and a prompt."""
 
 
 def tiny_config(model: str) -> Any:
@@ -82,15 +83,26 @@ def through_scheduler(config: Any, workload: Workload) -> list[Step]:
             arrival = workload.arrivals[number]
             params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
             request = Request(
-                name_of(number), list(arrival.prompt_ids), params, None, float(number),
+                name_of(number), list(arrival.prompt_ids), params, None,
+                arrival_time=float(number) if arrival.arrived_s is None else arrival.arrived_s,
                 priority=arrival.priority, block_hasher=hasher,
             )  # fmt: skip
             scheduler.add_request(request)
-        scheduler.finish_requests({name_of(number) for number in aborted}, RequestStatus.FINISHED_ABORTED)
+        for name in in_order(scheduler, {name_of(number) for number in aborted}):
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         output = scheduler.schedule()
         scheduler.update_from_output(output, made_up_tokens(scheduler, output))
         steps.append(step_of(scheduler, output))
     return steps
+
+
+def in_order(scheduler: Any, names: set[str]) -> list[str]:
+    """Return names in the order in which the requests run, then those that wait.
+
+    vLLM frees the blocks of requests that are aborted together in that of a set.
+    """
+    running = [request.request_id for request in scheduler.running if request.request_id in names]
+    return [*running, *names.difference(running)]
 
 
 def made_up_tokens(scheduler: Any, output: Any) -> Any:
@@ -102,7 +114,7 @@ def made_up_tokens(scheduler: Any, output: Any) -> Any:
     for name in names:
         request = scheduler.requests[name]
         through = request.num_computed_tokens >= request.num_tokens
-        token = int(name[1:]) * TOKENS_PER_REQUEST + request.num_tokens
+        token = (int(name[1:]) + 1) * TOKENS_PER_REQUEST + request.num_tokens
         sampled.append([token] if through else [])
     return ModelRunnerOutput(names, {name: index for index, name in enumerate(names)}, sampled)
 

@@ -1,9 +1,14 @@
-"""vLLM's scheduler with one rule more: the watermark keeps nobody waiting who is within a guarantee.
+"""vLLM's scheduler with two rules more: one for what is within a guarantee, one for what comes together.
 
-The watermark (`ENGINE_WATERMARK`) leaves blocks free for those that run to grow into. Who is within a guarantee need
-not wait for that: if blocks are missed later, it is others that are preempted. Priority scheduling alone puts such a
-request first in the engine's line, where it would wait until more than the watermark is free; in a cache of two dozen
-long outputs that takes seconds, as each that is preempted leaves less than that.
+The watermark keeps nobody waiting who is within a guarantee. It (`ENGINE_WATERMARK`) leaves blocks free for those that
+run to grow into, and if blocks are missed later, it is others that are preempted. Priority scheduling alone puts such
+a request first in the engine's line, where it would wait until more than the watermark is free; in a cache of two
+dozen long outputs that takes seconds, as each that is preempted leaves less than that.
+
+No two requests come at one time. By priority vLLM preempts whoever came last, and of those that came together the
+first: the completions of one request have one time, and the one that has got furthest would be thrown out for the
+others, over and over. So each is taken to have come just after the one before it, as it entered the engine. That also
+keeps the order where a clock has been set back.
 
 Importing this imports vLLM's scheduler.
 """
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,12 +38,19 @@ def _passing(allocate_slots: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class GuaranteedPass(Scheduler):  # type: ignore[misc]
-    """vLLM's scheduler with the rule."""
+    """vLLM's scheduler with both rules."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Make vLLM's scheduler; the engine core does."""
         super().__init__(*args, **kwargs)
         self.kv_cache_manager.allocate_slots = _passing(self.kv_cache_manager.allocate_slots)
+        self._latest_s = 0.0
+
+    def add_request(self, request: Any) -> None:
+        """Take a request in, as having come after all before it; the engine core does."""
+        request.arrival_time = max(request.arrival_time, math.nextafter(self._latest_s, math.inf))
+        self._latest_s = request.arrival_time
+        super().add_request(request)
 
 
 class GuaranteedPassAsync(GuaranteedPass, AsyncScheduler):  # type: ignore[misc]
@@ -48,7 +61,7 @@ PASSING: Final = {Scheduler: GuaranteedPass, AsyncScheduler: GuaranteedPassAsync
 
 
 def let_guaranteed_pass(config: Any) -> None:
-    """Have the engine of `config` follow the rule if it schedules by priority, with a scheduler that is known here.
+    """Have the engine of `config` follow the rules if it schedules by priority, with a scheduler that is known here.
 
     Any other keeps its own rules; what is guaranteed is first in its line all the same.
     """
