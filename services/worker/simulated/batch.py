@@ -205,10 +205,9 @@ class Batch:
         while wanted > self._pool.free:
             last = self._last_to_run()
             victim = self.running.pop(last)
-            if last < index - gone:
-                gone += 1
-                self._unschedule(victim, work)
-            self._preempt(victim, work)
+            scheduled = last < index - gone
+            gone += scheduled
+            self._preempt(victim, self._unschedule(victim, work) if scheduled else 0, work)
             if victim is sequence:
                 break
         return gone
@@ -219,17 +218,20 @@ class Batch:
             return len(self.running) - 1
         return max(range(len(self.running)), key=lambda index: _rank(self.running[index]))
 
-    def _unschedule(self, sequence: Sequence, work: _Work) -> None:
-        """Let others have the tokens that a sequence was given in this step, and nobody compute them."""
+    def _unschedule(self, sequence: Sequence, work: _Work) -> int:
+        """Let others have the tokens that a sequence was given in this step; return those of a prompt among them."""
         chunk = work.prefills.pop(sequence, None)
         if chunk is None:
             work.budget += 1
-        else:
-            work.budget += chunk.tokens
-            sequence.recomputed_tokens -= chunk.recomputed
+            return 0
+        work.budget += chunk.tokens
+        sequence.recomputed_tokens -= chunk.recomputed
+        return chunk.tokens
 
-    def _preempt(self, sequence: Sequence, work: _Work) -> None:
-        sequence.lost = sequence.computed
+    def _preempt(self, sequence: Sequence, uncomputed: int, work: _Work) -> None:
+        """Take a sequence's blocks, of whose prompt so many tokens count as computed that nobody will compute."""
+        # One that was not yet back where an earlier preemption found it has lost what it had then.
+        sequence.lost = max(sequence.lost, sequence.computed - uncomputed)
         self._leave(sequence)
         sequence.preemptions += 1
         self.preemptions += 1

@@ -65,7 +65,7 @@ class Sequence:
         """Prompt tokens found in the prefix cache when it was first admitted."""
         self.preemptions = 0
         self.lost = 0
-        """Tokens whose KV entries the last preemption threw away."""
+        """Tokens whose KV entries preemptions threw away: as many as there ever were."""
         self.recomputed_tokens = 0
         self._generated = 0
         self._computed = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.core.sizing import Sizes, need_blocks
-from services.worker.simulated.batch import Batch
+from services.worker.simulated.batch import Batch, Rules
 from services.worker.simulated.sequence import Sequence
 
 BLOCK_SIZE = 16
@@ -87,6 +89,26 @@ def test_no_preemption_when_the_sum_of_the_peaks_fits(wanted: list[tuple[int, in
     assert made.preemptions == 0
     for i, (prompt, output) in enumerate(wanted):
         assert most[str(i)] <= need_blocks(sizes, prompt, output, 1)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 25), st.sampled_from(("fcfs", "priority")), st.sampled_from((0, 5)))
+def test_what_is_computed_is_what_is_needed_and_what_is_recomputed(
+    seed: int, count: int, policy: str, longest_chunk: int
+) -> None:
+    rng = random.Random(seed)
+    # Without a prefix cache, and with prompts admitted as they fit: they are preempted in the middle.
+    made = Batch(BLOCKS // 2, BLOCK_SIZE, 8, 64, Rules(0.0, longest_chunk, False, False, policy))
+    coming = [Sequence(str(i), rng.randint(1, 200), rng.randint(1, 100), (), rng.randint(-1, 1)) for i in range(count)]
+    # The KV of a last token is never written.
+    needed = sum(sequence.prompt_tokens + sequence.output_tokens - 1 for sequence in coming)
+    computed = recomputed = 0
+    while coming or made.busy:
+        if coming and (rng.random() < 0.3 or not made.busy):
+            made.add(coming.pop())
+        result = made.step()
+        computed += result.computed_tokens
+        recomputed += result.recomputed_tokens
+    assert computed == needed + recomputed
 
 
 def test_the_sequence_admitted_last_is_preempted_and_computed_again() -> None:
