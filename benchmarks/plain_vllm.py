@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,13 @@ def usage_logger() -> Any:
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class Usage(StatLoggerBase):  # type: ignore[misc]
-        """Integrates KV-cache usage over time and counts preemptions."""
+        """Integrates KV-cache usage over time, counts preemptions, and tells a listener what each step left."""
 
         latest: Usage
 
         def __init__(self, *_: Any, **__: Any) -> None:
             Usage.latest = self
+            self.listen: Callable[[float, int, int], None] | None = None
             self.reset()
 
         def reset(self) -> None:
@@ -55,6 +57,9 @@ def usage_logger() -> Any:
                 self.preemptions += iteration_stats.num_preempted_reqs
             if scheduler_stats is not None:
                 self.last = (now, scheduler_stats.kv_cache_usage, scheduler_stats.num_running_reqs)
+            if self.listen is not None:
+                ended = 0 if iteration_stats is None else len(iteration_stats.finished_requests)
+                self.listen(*self.last[1:], ended)
 
         def log_engine_initialized(self) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Plain vLLM with clients of its own: everything at once, a fixed window, AIMD, or back-off when vLLM refuses.
+"""Plain vLLM with clients of its own: everything at once, a window, fixed or not, or back-off when vLLM refuses.
 
 Usage: python -m benchmarks.admission.pushed [engine flags]; then one JSON object a line on standard input, as
 `Order`. One JSON line each on standard output when it is done, after a first one that says the engine is up.
@@ -11,11 +11,12 @@ import json
 import random
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.admission.aimd import AdaptiveWindow
+from benchmarks.admission.windows import ADAPTIVE, LIVE, WHOLE_WINDOWS, AdaptiveWindow, LiveWindow
 from benchmarks.plain_vllm import make_engine
 
 FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0
@@ -23,41 +24,80 @@ FIRST_PAUSE_S, MOST_PAUSE_S = 0.05, 1.0
 
 
 class Order(NamedTuple):
-    """What to run: a batch file, when its lines arrive, and how many may be inside (0: all; -1: AIMD)."""
+    """What to run: a batch file, when its lines arrive, who is let in, and how many windows the empty cache holds."""
 
     path: str
     arrivals_s: list[float]
-    window: int
+    lets_in: str
+    windows: int
 
 
 class Window:
-    """How many requests a client lets in; AIMD changes it by the engine's preemptions."""
+    """A client's line before the engine, first come, first served, and how many may be past it; one always may."""
 
-    def __init__(self, size: int, preemptions: Callable[[], int]) -> None:
-        """Begin with `size` places; 0 has one for everybody, -1 adapts."""
-        self._adaptive = AdaptiveWindow() if size < 0 else None
-        self._size = size or sys.maxsize
-        self._preemptions, self._seen = preemptions, preemptions()
+    def __init__(self, size: int) -> None:
+        """Let `size` requests in."""
+        self.size = size
         self._inside = 0
-        self._changed = asyncio.Condition()
+        self._line: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
         """Wait for a place."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._inside < self._places())
+        place = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        self.let_in()
+        await place
+
+    def leave(self) -> None:
+        """Give the place back."""
+        self._inside -= 1
+        self.adapt(self._inside)
+        self.let_in()
+
+    def let_in(self) -> None:
+        """Let in whom there is a place for."""
+        while self._line and self._inside < max(self.size, 1):
             self._inside += 1
+            self._line.popleft().set_result(None)
 
-    async def leave(self) -> None:
-        """Give the place back and adapt."""
-        async with self._changed:
-            self._inside -= 1
-            if self._adaptive is not None:
-                preempted, self._seen = self._preemptions() > self._seen, self._preemptions()
-                self._adaptive.adapt(1, self._inside, preempted)
-            self._changed.notify_all()
+    def adapt(self, inside: int) -> None:
+        """Change the size after an answer, with so many left inside; a fixed one does not."""
 
-    def _places(self) -> int:
-        return self._size if self._adaptive is None else int(self._adaptive.size)
+
+class Adapting(Window):
+    """A window that adapts to the engine's preemptions."""
+
+    def __init__(self, preemptions: Callable[[], int]) -> None:
+        """Begin small; `preemptions` tells how many there were."""
+        self._adaptive = AdaptiveWindow()
+        self._preemptions, self._seen = preemptions, preemptions()
+        super().__init__(int(self._adaptive.size))
+
+    def adapt(self, inside: int) -> None:
+        """Halve for a preemption, else grow."""
+        preempted, self._seen = self._preemptions() > self._seen, self._preemptions()
+        self._adaptive.adapt(1, inside, preempted)
+        self.size = int(self._adaptive.size)
+
+
+class Following(Window):
+    """A window that follows what the engine says is free."""
+
+    def __init__(self, kv_tokens: int, window_tokens: int) -> None:
+        """Begin with the whole windows of an empty cache of so many tokens."""
+        self._kv_tokens = kv_tokens
+        self._live = LiveWindow(kv_tokens, window_tokens)
+        super().__init__(self._live.size)
+
+    def leave(self) -> None:
+        """Wait for the engine to say so: it tells of an end together with what is free since."""
+
+    def heard(self, usage: float, running: int, ended: int) -> None:
+        """Take in what share of the cache a step left held, how many requests run after it, and how many it ended."""
+        self._inside -= ended
+        self._live.heard(running, round((1 - usage) * self._kv_tokens))
+        self.size = self._live.size
+        self.let_in()
 
 
 class Client:
@@ -76,7 +116,7 @@ class Client:
         self._usage.latest.reset()
         self._refusals = 0
         self._orders += 1
-        window = Window(order.window, lambda: int(self._usage.latest.preemptions))
+        window = self.window(order)
         started_ns = time.monotonic_ns()
         pairs = zip(lines, order.arrivals_s, strict=True)
         tokens = await asyncio.gather(*(self._one(line, at_s, i, window) for i, (line, at_s) in enumerate(pairs)))
@@ -87,6 +127,21 @@ class Client:
             "refusals": self._refusals,
         }
 
+    def window(self, order: Order) -> Window:
+        """Return the window of an order, which hears of the engine if it follows it."""
+        latest = self._usage.latest
+        latest.listen = None
+        if order.lets_in == ADAPTIVE:
+            return Adapting(lambda: int(latest.preemptions))
+        if order.lets_in == LIVE:
+            config = self._engine.vllm_config
+            # The null block is one of vLLM's.
+            kv_tokens = (config.cache_config.num_gpu_blocks - 1) * config.cache_config.block_size
+            window = Following(kv_tokens, config.model_config.max_model_len)
+            latest.listen = window.heard
+            return window
+        return Window(order.windows if order.lets_in == WHOLE_WINDOWS else sys.maxsize)
+
     async def _one(self, line: dict[str, Any], at_s: float, index: int, window: Window) -> tuple[int, int]:
         """Run one line when its time has come; return its prompt and output tokens."""
         if at_s:
@@ -95,7 +150,7 @@ class Client:
         try:
             return await self._generate(line, f"{self._orders}-{index}")
         finally:
-            await window.leave()
+            window.leave()
 
     async def _generate(self, line: dict[str, Any], name: str) -> tuple[int, int]:
         from vllm import SamplingParams

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from benchmarks.admission.aimd import AdaptiveWindow
 from benchmarks.admission.clock import Clock
 from benchmarks.admission.engine import Engine, Step
+from benchmarks.admission.windows import AdaptiveWindow, LiveWindow
 from benchmarks.admission.workloads import Item
 
 Router = Callable[[Sequence[Engine]], Engine]
@@ -107,3 +107,24 @@ class Aimd(Windowed):
         self._preemptions = max(self._preemptions, step.report.preemptions)
         self._adaptive.adapt(len(step.ended), self._inside, preempted)
         self.window = self._adaptive.size
+
+
+class LivePull(Windowed):
+    """A window that follows what the engine says is free after each of its steps."""
+
+    def __init__(self, clock: Clock, engine: Engine, items: Sequence[Item], hop_ns: int) -> None:
+        """Begin with the whole windows of an empty cache."""
+        shape = engine.shape
+        self._live = LiveWindow(shape.blocks * shape.block_size, shape.window_tokens)
+        self._block_size = shape.block_size
+        super().__init__(clock, engine, items, self._live.size, hop_ns)
+
+    def wants(self, step: Step) -> bool:
+        """Hear of every step."""
+        del step
+        return True
+
+    def adapt(self, step: Step) -> None:
+        """Follow the engine."""
+        self._live.heard(step.report.running, step.report.blocks_free * self._block_size)
+        self.window = self._live.size

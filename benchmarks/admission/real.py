@@ -3,9 +3,9 @@
 Usage: python -m benchmarks.admission.real [--workload kv-bound ...] [--policies all] [--requests 600] [--rounds 3]
        [--warm-up 600] [--model tiny] [--scale cpu] [--out build/bench]
 
-Every policy has an engine of its own with the same flags (`push`, `old-pull` and `aimd` share one); idle ones stay
-up. A warm-up comes first, then rounds in which every policy runs once, in an order that changes so that none always
-follows the same other. All figures come from the engine's scheduler (recorder.py), requests/s from the client.
+Every policy has an engine of its own with the same flags (`push`, `old-pull`, `live-pull` and `aimd` share one); idle
+ones stay up. A warm-up comes first, then rounds in which every policy runs once, in an order that changes so that none
+always follows the same other. All figures come from the engine's scheduler (recorder.py), requests/s from the client.
 """
 
 from __future__ import annotations

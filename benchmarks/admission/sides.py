@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks.admission.trace import FILE
+from benchmarks.admission.windows import ADAPTIVE, EVERYBODY, LIVE, WHOLE_WINDOWS
 from benchmarks.workload import write
 from penstock.client import Client
 from penstock.fields import RequestFields
@@ -35,11 +36,10 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 class PushedPolicy(NamedTuple):
-    """How a client without Penstock behaves, and what its engine is told. Windows as pushed.Order has them."""
+    """What the engine of a client without Penstock is told, and whom that client lets in."""
 
     engine_flags: tuple[str, ...]
-    adapts: bool = False
-    whole_windows: bool = False
+    lets_in: str = EVERYBODY
 
 
 PUSHED = {
@@ -52,8 +52,9 @@ PUSHED = {
     # The cap on requests inside is what vLLM's documentation of the option advises: max_num_seqs. One that is refused
     # is tokenized again each time it comes: a few milliseconds of the front-end's that none of the others pay.
     "watermark-capped": PushedPolicy(("--watermark", "0.1", "--max-num-queued-reqs", "256")),
-    "old-pull": PushedPolicy((), whole_windows=True),
-    "aimd": PushedPolicy((), adapts=True),
+    "old-pull": PushedPolicy((), WHOLE_WINDOWS),
+    "live-pull": PushedPolicy((), LIVE),
+    "aimd": PushedPolicy((), ADAPTIVE),
 }
 """Policies that put requests straight into vLLM."""
 
@@ -160,10 +161,13 @@ class Pushed(Side):
     async def run(self, policy: str, lines: list[dict[str, Any]], arrivals_s: Sequence[float]) -> Done:
         """Hand over a file and wait for the answer."""
         assert self.process.stdin is not None
-        how = PUSHED[policy]
         path = write(lines, self._directory / "requests.jsonl")
-        window = -1 if how.adapts else self._windows if how.whole_windows else 0
-        order = {"path": str(path), "arrivals_s": list(arrivals_s), "window": window}
+        order = {
+            "path": str(path),
+            "arrivals_s": list(arrivals_s),
+            "lets_in": PUSHED[policy].lets_in,
+            "windows": self._windows,
+        }
         self.process.stdin.write(f"{json.dumps(order)}\n".encode())
         await self.process.stdin.drain()
         answer = await self._answer()

@@ -1,7 +1,8 @@
 """Admission policies on a simulated engine, in virtual time: a run repeats to the nanosecond.
 
 Usage: python -m benchmarks.admission.sim [--workload kv-bound ...] [--policies push,predictive] [--requests 1000]
-       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--prompt-noise 0] [--out build/bench-sim]
+       [--scale cpu] [--seeds 0,1,2] [--engine-watermark 0.02] [--prompt-noise 0] [--hop-ms 1.5]
+       [--out build/bench-sim]
 
 Penstock's policies run the production scheduler and worker cores. One JSON line per workload and policy ends the
 report; the first policy, `push`, is what the others are compared with.
@@ -21,7 +22,7 @@ from benchmarks.admission.clock import MS, SECOND_NS, Clock
 from benchmarks.admission.engine import Engine
 from benchmarks.admission.meter import Life, Meter
 from benchmarks.admission.penstock_side import Penstock
-from benchmarks.admission.pushing import Aimd, Push, Windowed, round_robin
+from benchmarks.admission.pushing import Aimd, LivePull, Push, Windowed, round_robin
 from benchmarks.admission.report import Outcome, print_table
 from benchmarks.admission.workloads import Workload
 from benchmarks.options import at_least, count, each, folder, from_on, push_first
@@ -41,12 +42,13 @@ class Side(Protocol):
 
 
 class Stage(NamedTuple):
-    """What a run happens on. `engine_watermark` is what Penstock's worker gives its engine."""
+    """What a run happens on. Penstock's worker gives its engine `engine_watermark`; a message takes `hop_ns`."""
 
     clock: Clock
     meter: Meter
     workload: Workload
     engine_watermark: float = ENGINE_WATERMARK
+    hop_ns: int = HOP_NS
 
     def engine(self, watermark: float = 0.0, scheduling_policy: str = "fcfs") -> Engine:
         """Return an idle engine of the workload's shape."""
@@ -60,17 +62,21 @@ def _push(stage: Stage, watermark: float = 0.0) -> Side:
 def _old_pull(stage: Stage) -> Side:
     shape = stage.workload.shape
     window = shape.blocks * shape.block_size // shape.window_tokens
-    return Windowed(stage.clock, stage.engine(), stage.workload.items, window, HOP_NS)
+    return Windowed(stage.clock, stage.engine(), stage.workload.items, window, stage.hop_ns)
+
+
+def _live_pull(stage: Stage) -> Side:
+    return LivePull(stage.clock, stage.engine(), stage.workload.items, stage.hop_ns)
 
 
 def _aimd(stage: Stage) -> Side:
-    return Aimd(stage.clock, stage.engine(), stage.workload.items, HOP_NS)
+    return Aimd(stage.clock, stage.engine(), stage.workload.items, stage.hop_ns)
 
 
 def _penstock(policy: str) -> Callable[[Stage], Side]:
     def make(stage: Stage) -> Side:
         engine = stage.engine(stage.engine_watermark, ENGINE_SCHEDULING)
-        return Penstock(stage.clock, [engine], stage.workload.items, policy, HOP_NS)
+        return Penstock(stage.clock, [engine], stage.workload.items, policy, stage.hop_ns)
 
     return make
 
@@ -83,16 +89,23 @@ SIDES: dict[str, Callable[[Stage], Side]] = {
     "watermark-0.05": lambda stage: _push(stage, 0.05),
     "watermark-0.02": lambda stage: _push(stage, ENGINE_WATERMARK),
     "old-pull": _old_pull,
+    "live-pull": _live_pull,
     "aimd": _aimd,
     **{name: _penstock(name) for name in POLICIES},
 }
 """Every policy by name."""
 
 
-def run(policy: str, workload: Workload, push_rps: float = 0.0, engine_watermark: float = ENGINE_WATERMARK) -> Meter:
+def run(
+    policy: str,
+    workload: Workload,
+    push_rps: float = 0.0,
+    engine_watermark: float = ENGINE_WATERMARK,
+    hop_ns: int = HOP_NS,
+) -> Meter:
     """Run a workload under a policy to its end. `push_rps` is what arrival rates are shares of."""
     clock, meter = Clock(), Meter([Life() for _ in workload.items])
-    side = SIDES[policy](Stage(clock, meter, workload, engine_watermark))
+    side = SIDES[policy](Stage(clock, meter, workload, engine_watermark, hop_ns))
     for index, moment_s in enumerate(workload.arrivals_s(push_rps)):
         clock.at(int(moment_s * SECOND_NS), lambda index=index: _arrive(side, meter, clock, index))  # type: ignore[misc]
     while meter.finished < len(workload.items) and clock.step():
@@ -124,14 +137,16 @@ def describe(made: Mapping[int, Workload]) -> None:
     )
 
 
-def compare(policies: list[str], made: Mapping[int, Workload], engine_watermark: float) -> list[Outcome]:
+def compare(
+    policies: list[str], made: Mapping[int, Workload], engine_watermark: float, hop_ns: int = HOP_NS
+) -> list[Outcome]:
     """Run every policy on every seed's requests; return one outcome per policy and seed."""
     outcomes = []
     for seed, workload in made.items():
         push_rps = saturated_rps(workload) if workload.load is not None else 0.0
         for policy in policies:
             started_s = time.process_time()
-            meter = run(policy, workload, push_rps, engine_watermark)
+            meter = run(policy, workload, push_rps, engine_watermark, hop_ns)
             outcomes.append(Outcome.of(workload.name, policy, seed, workload, meter, time.process_time() - started_s))
     return outcomes
 
@@ -161,6 +176,10 @@ def main() -> None:
         "--prompt-noise", type=from_on(0), default=0.0,
         help="deviation of the logarithm of a prompt's bytes per token; 0 is four bytes for each token",
     )  # fmt: skip
+    parser.add_argument(
+        "--hop-ms", type=from_on(0), default=HOP_NS / MS,
+        help="what a message between two processes takes, to an engine or to a client",
+    )  # fmt: skip
     options = parser.parse_args()
     names = list(workloads.WORKLOADS) if "all" in options.workload else options.workload
     scale = workloads.SCALES[options.scale]
@@ -182,7 +201,7 @@ def main() -> None:
     lines: list[dict[str, Any]] = []
     for seeds in made.values():
         describe(seeds)
-        outcomes = compare(options.policies, seeds, options.engine_watermark)
+        outcomes = compare(options.policies, seeds, options.engine_watermark, int(options.hop_ms * MS))
         lines += print_table(outcomes, options.out)
     for line in lines:
         print(json.dumps(line))

@@ -89,6 +89,18 @@ def test_the_old_pull_keeps_to_whole_windows_and_pushing_preempts() -> None:
     assert push.recomputed_tokens > 0
 
 
+def test_the_live_pull_goes_by_what_is_free_and_not_by_what_requests_grow_to() -> None:
+    workload = small("limit32k-use4k")
+    old, live, push = (sim.run(policy, workload) for policy in ("old-pull", "live-pull", "push"))
+    assert 2 * old.backlog_usage < live.backlog_usage < push.backlog_usage
+    assert live.preemptions < push.preemptions
+    # Half a window each when they start, a whole one when they end: there is always room for one more.
+    half = workload.shape.window_tokens // 2
+    growing = replace(workload, items=[workloads.Item(half, half, half)] * 20)
+    old, live = (sim.run(policy, growing) for policy in ("old-pull", "live-pull"))
+    assert old.preemptions == 0 < live.preemptions
+
+
 def test_timed_requests_arrive_at_their_times() -> None:
     workload = small("near-critical")
     meter = sim.run("push", workload, 10.0)
