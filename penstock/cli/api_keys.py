@@ -15,12 +15,13 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from penstock.cli.app import App
 from penstock.cli.certs import MOST_DAYS
 from penstock.cli.errors import CommandError
 from penstock.exits import EX_CANNOT_WRITE, EX_NO_INPUT, EX_USAGE
 from penstock.keys import DEFAULT_TENANT, NAME, ApiKey, KeysError, Role, digest, new_key, parse, with_key, with_revoked
 
-app = typer.Typer(help="API keys, in the file that PENSTOCK_KEYS names to the services.", no_args_is_help=True)
+app = App(help="API keys, in the file that PENSTOCK_KEYS names to the services.", no_args_is_help=True)
 
 FileOption: TypeAlias = Annotated[
     Path, typer.Option("--file", "-f", envvar="PENSTOCK_KEYS", help="The keys file.", metavar="FILE", readable=False)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.app import App
 from penstock.cli.errors import CommandError
 from penstock.config_file import (
     CLIENT_ADDRESSES,
@@ -29,7 +30,7 @@ from penstock.variables import OF_FILE, VariableError
 
 CHECKER = "services.config_check"
 
-app = typer.Typer(help="Check the configuration file; show the settings of a service.", no_args_is_help=True)
+app = App(help="Check the configuration file; show the settings of a service.", no_args_is_help=True)
 
 
 def _take_addresses(context: typer.Context, path: Path | None) -> Path | None:

@@ -12,17 +12,26 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import api_keys, certs, config, operations, requests, run_batch, status, tiny, top, up
+from penstock.cli.app import App
 from penstock.cli.errors import CommandError
 from penstock.cli.interrupt import Interrupted
 from penstock.exits import EX_CANNOT_WRITE, EX_INCOMPLETE, EX_INTERRUPTED
 from penstock.telling import escape_unknown, give_up_unwritten, tell
 
-app = typer.Typer(
+ENVIRONMENT = (
+    "Environment: PENSTOCK_QUEUE and PENSTOCK_SCHEDULER are addresses, PENSTOCK_CONFIG names a configuration file. "
+    "PENSTOCK_KEY is the API key, and PENSTOCK_TLS_CA, PENSTOCK_TLS_CERT and PENSTOCK_TLS_KEY name PEM files; "
+    "PENSTOCK_KEY_FILE and so on name files that hold what these say."
+)
+"""At the end of the help of all commands: what is said to each of them besides its flags."""
+
+app = App(
     name="penstock",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=ENVIRONMENT,
 )
 PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that hand flags they do not know to the engine."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
+from penstock.cli.app import App
 from penstock.cli.calls import QUICK_RETRY_S, QueueOption, SchedulerOption, call
 from penstock.cli.errors import CommandError, one_line
 from penstock.cli.vain import UNDRAIN, Look, telling
@@ -26,7 +27,7 @@ from penstock.limits import MAX_CURSOR
 from penstock.results import Progress, RequestState, Result, TokenDelta
 from penstock.telling import tell
 
-dead = typer.Typer(help="Requests whose attempts are used up.", no_args_is_help=True)
+dead = App(help="Requests whose attempts are used up.", no_args_is_help=True)
 
 LEAST_DEADLINE_S = 0.001
 """A deadline has to be after now; less than this has passed before the queue reads it."""
