@@ -31,11 +31,12 @@ class Column(Generic[T]):
 
 def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
     """Return a table of `rows` that fits `width` columns of a terminal, as far as columns of rank 0 do."""
-    cells = {id(column): [_literal(column.text(row)) for row in rows] for column in columns}
+    cells = {id(column): [literal(column.text(row)) for row in rows] for column in columns}
+    widths = {column: max((text.cell_len for text in texts), default=0) for column, texts in cells.items()}
 
     def needed(shown: Sequence[Column[T]], headers: Sequence[str]) -> int:
-        texts = ([_literal(header), *cells[id(column)]] for column, header in zip(shown, headers, strict=True))
-        return 1 + sum(max(text.cell_len for text in column) + CELL_FRAME for column in texts)
+        texts = ((literal(header).cell_len, widths[id(column)]) for column, header in zip(shown, headers, strict=True))
+        return 1 + sum(max(text) + CELL_FRAME for text in texts)
 
     shown = list(columns)
     headers = [column.header for column in shown]
@@ -52,7 +53,7 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
     table = Table(title=title, title_justify="left")
     for column, header in zip(shown, headers, strict=True):
         table.add_column(
-            _literal(header),
+            literal(header),
             justify="left" if column.name else "right",
             overflow="fold" if column.name else "ellipsis",
             no_wrap=not column.name,
@@ -62,7 +63,13 @@ def fitted(title: str, columns: Sequence[Column[T]], rows: Sequence[T], width: i
     return table
 
 
-def _literal(text: str | Text) -> Text:
+def bare(table: Table) -> Table:
+    """Return the table with nothing but its header and rows."""
+    table.box = table.title = None
+    return table
+
+
+def literal(text: str | Text, style: str = "") -> Text:
     """Return a text that is shown letter by letter.
 
     Names come from workers and from those who name channels and models: brackets and colons in them are no markup, and
@@ -70,4 +77,4 @@ def _literal(text: str | Text) -> Text:
     """
     if isinstance(text, Text):
         return text
-    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text))
+    return Text("".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text), style)

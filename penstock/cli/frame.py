@@ -1,23 +1,30 @@
-"""One frame of `penstock top`, fitted to the width of its terminal."""
+"""One frame of `penstock top`, fitted to its terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.columns import Column, fitted
+from penstock.cli.columns import Column, bare, fitted, literal
+from penstock.cli.screen import Section, fitted_screen, in_one_line, lines_section
+from penstock.live.departed import Departed
 from penstock.live.history import Series
-from penstock.live.view import Channel, Fleet, View, Worker
+from penstock.live.state import tally
+from penstock.live.view import Channel, Fleet, View, Worker, busiest_first, worst_first
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 """Of the channels, by name; the seventh shares the first one's."""
 
 FULL, FREE = "█", "·"
 SPARKS = "▁▂▃▄▅▆▇█"
+MOST_DEPARTED = 20
+"""Workers named that have gone: more than a line of a terminal has room for."""
+
 STATE_STYLES = {"up": "green", "draining": "yellow", "drained": "yellow", "gone": "red"}
 
 BAR_WIDTH, NARROW_BAR_WIDTH, WIDE = 24, 12, 100
@@ -27,13 +34,27 @@ SPARK_WIDTH = 12
 """Characters of what is left of the KV usage before: one a sample, the latest ones."""
 
 
-def frame(view: View, history: Series, width: int) -> RenderableType:
-    """Return what a terminal of `width` columns shows of `view`, with the KV usage before it."""
+def frame(view: View, history: Series, width: int, height: int | None = None) -> RenderableType:
+    """Return what a terminal of `width` columns shows of `view`, with the KV usage before it.
+
+    Without a `height` that is everything; else as much as goes into so many lines, and how much is left out.
+    """
     colours = {channel.name: COLOURS[place % len(COLOURS)] for place, channel in enumerate(view.channels)}
-    parts: list[RenderableType] = [_headline(view.fleet)]
-    parts += [Text(problem, style="bold red", overflow="ellipsis", no_wrap=True) for problem in view.problems]
-    parts += [_channels(view, colours, width), _workers(view.workers, colours, history, width), _footline(view.fleet)]
-    return Group(*parts)
+    capacity = view.fleet.capacity_blocks
+    above = [_headline(view.fleet), _second_line(view.fleet)]
+    above += [_departed(view.departed)] if view.departed else []
+    problems = lines_section("problems", [in_one_line(literal(problem, "bold red")) for problem in view.problems])
+    channels = Section(
+        "channels", view.channels, lambda rows, tight: _channels(rows, capacity, colours, width, tight), busiest_first
+    )
+    workers = Section(
+        "workers",
+        view.workers,
+        lambda rows, tight: _workers(rows, colours, history, width, tight),
+        lambda rows: worst_first(sorted(rows, key=lambda w: -round(w.kv_usage, 1))),
+        lambda rows: tally(worker.state for worker in rows),
+    )
+    return fitted_screen(above, [problems, channels, workers], [], width, height)
 
 
 def number(value: float | None, digits: int = 0, unit: str = "") -> str:
@@ -88,7 +109,7 @@ def _headline(fleet: Fleet) -> Text:
     return text
 
 
-def _footline(fleet: Fleet) -> Text:
+def _second_line(fleet: Fleet) -> Text:
     said = [
         f"drift {number(fleet.drift_blocks)}",
         f"preemptions {number(fleet.preemptions)}",
@@ -99,9 +120,15 @@ def _footline(fleet: Fleet) -> Text:
     return Text(" · ".join(said), style="dim")
 
 
-def _channels(view: View, colours: dict[str, str], width: int) -> Table:
-    capacity = sum(worker.capacity_blocks for worker in view.workers if worker.state != "gone")
+def _departed(departed: Sequence[Departed]) -> Text:
+    """Return who has gone lately: as many as go into a line."""
+    each = (f"{one.name} ({f'{one.was} until ' if one.was else ''}{age(one.ago_s)} ago)" for one in departed)
+    return in_one_line(literal(f"{len(departed):,} left lately: {', '.join(islice(each, MOST_DEPARTED))}", "red"))
 
+
+def _channels(
+    channels: Sequence[Channel], capacity: int, colours: dict[str, str], width: int, tight: bool
+) -> RenderableType:
     def held(channel: Channel) -> Text:
         return bar([(channel.held_blocks or 0, colours[channel.name])], capacity, NARROW_BAR_WIDTH)
 
@@ -115,10 +142,12 @@ def _channels(view: View, colours: dict[str, str], width: int) -> Table:
         Column("requests/s", lambda c: number(c.requests_per_s, 1), short="req/s", rank=1),
         Column("tokens/s", lambda c: number(c.tokens_per_s), short="tok/s"),
     ]
-    return _plain(fitted("channels", columns, view.channels, width))
+    return _plain(fitted("channels", columns, channels, width), tight)
 
 
-def _workers(workers: Sequence[Worker], colours: dict[str, str], history: Series, width: int) -> Table:
+def _workers(
+    workers: Sequence[Worker], colours: dict[str, str], history: Series, width: int, tight: bool
+) -> RenderableType:
     wide = BAR_WIDTH if width >= WIDE else NARROW_BAR_WIDTH
 
     def blocks(worker: Worker) -> Text:
@@ -144,7 +173,7 @@ def _workers(workers: Sequence[Worker], colours: dict[str, str], history: Series
         Column("preempted", lambda w: number(w.preemptions), short="pre", rank=3),
         Column("model", lambda w: w.model, rank=9, name=True),
     ]
-    return _plain(fitted("workers", columns, workers, width))
+    return _plain(fitted("workers", columns, workers, width), tight)
 
 
 def _in_engine(worker: Worker) -> str:
@@ -152,7 +181,7 @@ def _in_engine(worker: Worker) -> str:
     return f"{worker.running}+{worker.waiting}" if worker.waiting else f"{worker.running}"
 
 
-def _plain(table: Table) -> Table:
+def _plain(table: Table, tight: bool) -> Table:
     """Return the table with lines only where they help: a frame is looked at, not copied."""
     table.box = box.SIMPLE_HEAD
-    return table
+    return bare(table) if tight else table

@@ -6,25 +6,28 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import repeat
 from typing import Annotated, Any
 
 import typer
 from google.protobuf.message import Message
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import HOW_TO_START, KEY_HINT, QUICK_RETRY_S, QueueOption, SchedulerOption, call
-from penstock.cli.columns import Column, fitted
+from penstock.cli.columns import Column, bare, fitted
 from penstock.cli.errors import CommandError
+from penstock.cli.live import Picture, show
+from penstock.cli.screen import Section, fitted_screen, lines_section
 from penstock.client import Client
 from penstock.exits import EX_NOPERM, EX_UNAVAILABLE
 from penstock.live.rates import Rate, Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
-from penstock.live.view import channel_names, stands_by, state_of, tenants_line, unserved_lines, why_refused
+from penstock.live.state import state_of, tally, urgency
+from penstock.live.view import channel_names, stands_by, tenants_line, unserved_lines, why_refused
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.request.v1.request_pb2 import Outcome
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
@@ -75,11 +78,13 @@ async def _print_once(console: Console, queue: str, scheduler: str) -> None:
 async def _live(console: Console, queue: str, scheduler: str) -> None:
     rates = Rates()
     async with Client(queue, scheduler, retry_for_s=0) as client:
-        with Live(console=console, auto_refresh=False, screen=True) as screen:
-            while True:
-                reading = await take(client)
-                screen.update(render(reading, rates.take(reading), console.width), refresh=True)
-                await asyncio.sleep(REFRESH_S)
+
+        async def look() -> Picture:
+            reading = await take(client)
+            flows = rates.take(reading)
+            return lambda width, height: render(reading, flows, width, height)
+
+        await show(console, look, repeat(REFRESH_S), asyncio.Event())
 
 
 def as_object(reading: Reading) -> dict[str, Any]:
@@ -135,23 +140,46 @@ def _field(message: Message, field: Any) -> Any:
     return value
 
 
-def render(now: Reading, rates: Mapping[str, Rate], width: int) -> RenderableType:
-    """Return the tables for a terminal of `width` columns; channels without a rate show none."""
-    parts: list[RenderableType] = [Text(problem, style="red") for problem in now.problems]
-    parts += [_channels(now, rates, width), _workers(now, width)]
-    if now.fleet is not None:
-        parts.append(Text(_ledger_line(now.fleet, stands_by(now))))
-        parts += [Text(line, style="yellow") for line in unserved_lines(now.fleet)]
+def render(now: Reading, rates: Mapping[str, Rate], width: int, height: int | None = None) -> RenderableType:
+    """Return the tables for a terminal of `width` columns; channels without a rate show none.
+
+    Without a `height` that is everything; else as much as goes into so many lines, and how much is left out.
+    """
+    held = {channel.channel: channel.held_blocks for channel in now.fleet.channels} if now.fleet else {}
+    ready = {channel.channel: channel.ready for channel in now.counts.channels} if now.counts else {}
+    unserved = unserved_lines(now.fleet) if now.fleet else []
+    sections: list[Section[Any]] = [
+        lines_section("problems", [Text(problem, style="red") for problem in now.problems]),
+        Section(
+            "channels",
+            channel_names(now),
+            lambda names, tight: _channels(now, rates, names, width, tight),
+            lambda names: sorted(names, key=lambda name: (-ready.get(name, 0), -held.get(name, 0))),
+        ),
+        Section(
+            "workers",
+            now.fleet.workers if now.fleet else [],
+            lambda workers, tight: _workers(workers, width, tight),
+            lambda workers: sorted(workers, key=lambda worker: urgency(state_of(worker), worker.drift_blocks)),
+            lambda workers: tally(map(state_of, workers)),
+        ),
+        lines_section("models", [Text(line, style="yellow") for line in unserved]),
+    ]
+    return fitted_screen([], sections, _last_lines(now), width, height)
+
+
+def _last_lines(now: Reading) -> list[Text]:
+    lines = [_ledger_line(now.fleet, stands_by(now))] if now.fleet else []
     if now.counts is not None:
-        parts += [Text(line)] if (line := tenants_line(now.counts)) else []
+        lines += [line] if (line := tenants_line(now.counts)) else []
         refused = f"; SUBMITS REFUSED: {why_refused(now.counts)}" if now.counts.submits_refused else ""
-        parts.append(Text(f"queue: {now.counts.results} results kept, {now.counts.dead} dead letters{refused}"))
+        lines.append(f"queue: {now.counts.results} results kept, {now.counts.dead} dead letters{refused}")
     elif now.queue is not None:
-        parts.append(Text("queue: - results kept, - dead letters"))
-    return Group(*parts)
+        lines.append("queue: - results kept, - dead letters")
+    return [Text(line) for line in lines]
 
 
-def _channels(now: Reading, rates: Mapping[str, Rate], width: int) -> Table:
+def _channels(now: Reading, rates: Mapping[str, Rate], names: Sequence[str], width: int, tight: bool) -> Table:
     queued = {c.channel: c for c in now.counts.channels} if now.counts else {}
     scheduled = {c.channel: c for c in now.fleet.channels} if now.fleet else {}
 
@@ -174,11 +202,11 @@ def _channels(now: Reading, rates: Mapping[str, Rate], width: int) -> Table:
         Column("requests/s", flows(lambda rate: rate.requests_per_s), short="req/s", rank=1),
         Column("tokens/s", flows(lambda rate: rate.tokens_per_s), short="tok/s", rank=3),
     ]
-    return fitted("channels", columns, channel_names(now), width)
+    table = fitted("channels", columns, names, width)
+    return bare(table) if tight else table
 
 
-def _workers(now: Reading, width: int) -> Table:
-    workers = now.fleet.workers if now.fleet else []
+def _workers(workers: Sequence[WorkerStatus], width: int, tight: bool) -> Table:
     channels = sorted({channel for worker in workers for channel in worker.held_blocks})
     columns: list[Column[WorkerStatus]] = [
         Column("worker", lambda w: w.worker_id, name=True),
@@ -195,7 +223,8 @@ def _workers(now: Reading, width: int) -> Table:
         Column("step", lambda w: f"{w.engine.step_ns / 1e6:.1f} ms", rank=5),
         Column("preempted", lambda w: str(w.engine.preemptions), short="preempt", rank=7),
     ]
-    return fitted("workers", columns, workers, width)
+    table = fitted("workers", columns, workers, width)
+    return bare(table) if tight else table
 
 
 def _held_by(channel: str) -> Callable[[WorkerStatus], str]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from itertools import chain, repeat
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.live import Live
 
 from penstock.address import DEFAULT_QUEUE_ADDRESS, DEFAULT_SCHEDULER_ADDRESS
 from penstock.cli.calls import QueueOption, SchedulerOption, call
 from penstock.cli.frame import frame
 from penstock.cli.keyboard import key_pressed
+from penstock.cli.live import Picture, show
 from penstock.cli.status import PLAIN_WIDTH, need_both, refuse_silence
 from penstock.client import Client
+from penstock.live.departed import Departures
 from penstock.live.history import History
 from penstock.live.rates import Rates
 from penstock.live.reader import take
@@ -38,13 +40,14 @@ class Watcher:
         """Read through `client`."""
         self._client = client
         self._rates = Rates()
+        self._departures = Departures()
         self.history = History(step_s=1.0)
         self.reading = Reading(0.0, None, None, ())
 
     async def look(self) -> View:
         """Take a reading and return its frame."""
         self.reading = await take(self._client)
-        view = view_of(self.reading, self._rates.take(self.reading))
+        view = view_of(self.reading, self._rates.take(self.reading), self._departures.take(self.reading))
         self.history.add(self.reading.at_s, {worker.name: worker.kv_usage for worker in view.workers})
         return view
 
@@ -82,22 +85,13 @@ async def _print_once(console: Console, queue: str, scheduler: str, interval_s: 
 async def _live(console: Console, queue: str, scheduler: str, interval_s: float) -> None:
     async with Client(queue, scheduler, retry_for_s=0) as client:
         watcher = Watcher(client)
-        with Live(console=console, auto_refresh=False, screen=True) as screen, key_pressed("qQ") as ended:
-            shown = 0
-            while not ended.is_set():
-                view = await watcher.look()
-                history = watcher.history.series(watcher.reading.at_s, [worker.name for worker in view.workers])
-                screen.update(frame(view, history, console.width), refresh=True)
-                shown += 1
-                # The second frame, the first one with rates, comes soon.
-                pause_s = min(interval_s, FIRST_FRAME_S) if shown == 1 else interval_s
-                await _either(ended, pause_s)
 
+        async def look() -> Picture:
+            view = await watcher.look()
+            history = watcher.history.series(watcher.reading.at_s, [worker.name for worker in view.workers])
+            return lambda width, height: frame(view, history, width, height)
 
-async def _either(ended: asyncio.Event, pause_s: float) -> None:
-    """Return after `pause_s` seconds, or at once when `ended` is set."""
-    try:
-        async with asyncio.timeout(pause_s):
-            await ended.wait()
-    except TimeoutError:
-        return
+        # The second frame, the first one with rates, comes soon.
+        pauses_s = chain([min(interval_s, FIRST_FRAME_S)], repeat(interval_s))
+        with key_pressed("qQ") as ended:
+            await show(console, look, pauses_s, ended)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.fleet import all_drained, drained_of
+from penstock.live.departed import Departed
 from penstock.live.rates import Rate, total
 from penstock.live.reading import Reading
+from penstock.live.state import GONE, state_of, urgency
 from penstock.queue.v1.queue_pb2 import ChannelStats, StatsResponse
 from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, WorkerStatus
-
-GONE = "gone"
-"""State of a worker in its grace period."""
 
 SEVERAL = 2
 """Tenants: of one alone there is nothing to tell apart."""
@@ -89,6 +88,15 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """What waits of one tenant."""
+
+    name: str
+    requests: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Everything a frame shows."""
 
@@ -97,11 +105,15 @@ class View:
     """By name."""
     workers: tuple[Worker, ...]
     """By name; those in their grace period as well."""
+    departed: tuple[Departed, ...]
+    """Workers that have gone within the last minutes, the latest first."""
+    tenants: tuple[Tenant, ...]
+    """Those of which most waits, most first, as far as the queue tells; none where only one has anything waiting."""
     problems: tuple[str, ...]
     """What does not work, worst first: lines for a person."""
 
 
-def view_of(reading: Reading, rates: Mapping[str, Rate]) -> View:
+def view_of(reading: Reading, rates: Mapping[str, Rate], departed: tuple[Departed, ...] = ()) -> View:
     """Return the frame of `reading`."""
     queued = {c.channel: c for c in reading.counts.channels} if reading.counts else {}
     scheduled = {c.channel: c for c in reading.fleet.channels} if reading.fleet else {}
@@ -109,7 +121,19 @@ def view_of(reading: Reading, rates: Mapping[str, Rate]) -> View:
         _channel(name, queued.get(name), scheduled.get(name), rates.get(name)) for name in channel_names(reading)
     )
     workers = tuple(sorted(map(_worker, reading.fleet.workers if reading.fleet else ()), key=lambda w: w.name))
-    return View(_fleet(reading, channels, workers, total(rates)), channels, workers, tuple(_problems(reading)))
+    fleet = _fleet(reading, channels, workers, total(rates))
+    tenants = tenants_of(reading.counts) if reading.counts else ()
+    return View(fleet, channels, workers, departed, tenants, tuple(_problems(reading)))
+
+
+def worst_first(workers: Iterable[Worker]) -> list[Worker]:
+    """Return the workers, those to look at first: that are not up, then whose ledger is ahead of their engine."""
+    return sorted(workers, key=lambda worker: urgency(worker.state, worker.drift_blocks))
+
+
+def busiest_first(channels: Iterable[Channel]) -> list[Channel]:
+    """Return the channels, those first in which most waits, then that hold most."""
+    return sorted(channels, key=lambda c: (-(c.waiting or 0), -(c.held_blocks or 0)))
 
 
 def channel_names(reading: Reading) -> list[str]:
@@ -148,15 +172,6 @@ def _worker(status: WorkerStatus) -> Worker:
         step_ms=engine.step_ns / 1e6,
         preemptions=engine.preemptions,
     )
-
-
-def state_of(worker: WorkerStatus) -> str:
-    """Return the state of a worker in one word."""
-    if not worker.connected:
-        return GONE
-    if not worker.draining:
-        return "up"
-    return "draining" if worker.reservations else "drained"
 
 
 def _fleet(reading: Reading, channels: tuple[Channel, ...], workers: tuple[Worker, ...], rate: Rate | None) -> Fleet:
@@ -199,12 +214,16 @@ def stands_by(reading: Reading) -> bool:
     return fleet is not None and not fleet.queue_connected and queue is not None and queue.scheduler_connected
 
 
+def tenants_of(queue: StatsResponse) -> tuple[Tenant, ...]:
+    """Return the tenants of which most waits, none unless there are several."""
+    several = queue.tenants if len(queue.tenants) >= SEVERAL else ()
+    return tuple(Tenant(each.tenant[:TENANT_LETTERS], each.requests, each.bytes) for each in several)
+
+
 def tenants_line(queue: StatsResponse) -> str:
     """Return of which tenants most waits, empty unless there are several."""
-    if len(queue.tenants) < SEVERAL:
-        return ""
-    most = (f"{each.tenant[:TENANT_LETTERS]!r} {each.requests} ({each.bytes / 1e6:.1f} MB)" for each in queue.tenants)
-    return f"waiting by tenant: {', '.join(most)}"
+    most = ", ".join(f"{each.name!r} {each.requests} ({each.bytes / 1e6:.1f} MB)" for each in tenants_of(queue))
+    return f"waiting by tenant: {most}" if most else ""
 
 
 def why_refused(queue: StatsResponse) -> str:

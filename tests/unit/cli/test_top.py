@@ -39,6 +39,10 @@ class Terminal:
         self._seen = b""
         os.set_blocking(descriptor, False)
 
+    def resize(self, lines: int, columns: int) -> None:
+        fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.process.send_signal(signal.SIGWINCH)
+
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
@@ -51,12 +55,13 @@ class Terminal:
             pass
         return re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", self._seen.rpartition(b"\x1b[H")[2]).decode(errors="replace")
 
-    async def shows(self, *texts: str) -> str:
-        """Wait until the screen has all of `texts`, and return it."""
+    async def shows(self, *texts: str, lines: int = 0) -> str:
+        """Wait until the screen has all of `texts`, in so many lines if it is said, and return it."""
 
         async def shown() -> str:
             screen = self._read()
-            return screen if all(text in screen for text in texts) else ""
+            whole = lines in (0, len(screen.splitlines()))
+            return screen if whole and all(text in screen for text in texts) else ""
 
         return await wait_for_async(shown, f"a screen with {texts}; the last one was {self._read()!r}")
 
@@ -67,7 +72,8 @@ async def terminal(*arguments: str) -> AsyncIterator[Terminal]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**os.environ, "TERM": "xterm-256color"}
-    environment.pop("COLUMNS", None)
+    for name in ("COLUMNS", "LINES"):
+        environment.pop(name, None)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock", *arguments,
         stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True,
@@ -138,3 +144,19 @@ async def test_a_signal_ends_it() -> None:
         await screen.shows("worker-1")
         screen.process.send_signal(signal.SIGINT)
         assert await screen.process.wait() == 130
+
+
+@pytest.mark.parametrize("command", [("top", "--interval-s", "3600"), ("status",)], ids=lambda words: words[0])
+async def test_more_workers_than_lines_are_counted_whatever_the_size(command: tuple[str, ...]) -> None:
+    workers = [pb.WorkerStatus(worker_id=f"worker-{n:03}", connected=n != 299) for n in range(300)]
+    async with (
+        serving(FakeQueue()) as queue,
+        serving_scheduler(FakeScheduler(pb.StatusResponse(workers=workers))) as scheduler,
+        terminal(*command, "--queue", queue, "--scheduler", scheduler) as screen,
+    ):
+        high = await screen.shows("dead letters", "worker-299", "more workers", "0.0")
+        # At once: the next frame of `top` is an hour away.
+        screen.resize(lines=10, columns=100)
+        low = await screen.shows("dead letters", "worker-299", "batch", lines=10)
+        assert len(high.splitlines()) == 24
+        assert "more workers" in low
