@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
+from penstock.live.departed import Departed
 from penstock.live.reading import Reading
 from penstock.live.timeline import timeline_of
 from penstock.live.view import view_of
 from penstock.queue.v1 import queue_pb2
-from penstock.scheduler.v1.scheduler_pb2 import StatusResponse
+from penstock.scheduler.v1.scheduler_pb2 import ChannelStatus, StatusResponse, UnservedModel, WorkerStatus
+from services.gateway.console.lookout import MOST_CHANNELS, MOST_HELD, MOST_WORKERS, shown_of
 from services.gateway.console.routes import PAGE
 from tests.support.browser import PATIENCE_MS, Visit, browser, visit
 from tests.support.waiting import wait_for
@@ -36,12 +38,16 @@ QUEUE = queue_pb2.StatsResponse()
 FLEET = StatusResponse(policy="of-the-test", queue_connected=True)
 
 
-def told(queue: queue_pb2.StatsResponse | None, fleet: StatusResponse | None, **more: Any) -> dict[str, Any]:
+def told(
+    queue: queue_pb2.StatsResponse | None,
+    fleet: StatusResponse | None,
+    departed: tuple[Departed, ...] = (),
+    **more: Any,
+) -> dict[str, Any]:
     """Return the state that a gateway tells of these answers."""
     lists: dict[str, Any] = {"dead": [], "batches": [], "recent": []} if queue else {"dead": None, "batches": None}
-    rest = {"workers_left_out": 0, "interval_s": 1.0, "history": {"ages_s": [], "usage": {}}, "recent": []}
-    rest["now_unix_s"] = 1_000_000.0
-    return {**asdict(view_of(Reading(0.0, queue, fleet, ()), {})), **rest, **lists, **more}
+    rest = {"interval_s": 1.0, "history": {"ages_s": [], "usage": {}}, "recent": [], "now_unix_s": 1_000_000.0}
+    return {**shown_of(view_of(Reading(0.0, queue, fleet, ()), {}, departed)), **rest, **lists, **more}
 
 
 @dataclass
@@ -133,6 +139,63 @@ def test_what_is_not_known_is_not_said_to_be_none(desk: Visit, gateway: Gateway)
     gateway.state = told(QUEUE, FLEET, batches=None)
     expect(lists["batches"]).to_have_text("Not known: the queue does not say.")
     expect(lists["dead"]).to_have_text("None.")
+
+
+def test_a_fleet_too_large_for_the_page_is_counted_and_what_is_wrong_is_shown(desk: Visit, gateway: Gateway) -> None:
+    channels = [f"lane-{n:03}" for n in range(MOST_CHANNELS + 5)]
+    workers = [
+        WorkerStatus(
+            worker_id=f"w-{n:03}", connected=n != 499, capacity_blocks=10_000, free_blocks=100,
+            held_blocks={name: 1 + place for place, name in enumerate(channels[:60])},
+        )
+        for n in range(500)
+    ]  # fmt: skip
+    fleet = StatusResponse(
+        queue_connected=True, workers=workers, channels=[ChannelStatus(channel=name) for name in channels],
+        unserved_models=[UnservedModel(model=f"none-{n}", waiting=1) for n in range(30)],
+    )  # fmt: skip
+    gateway.state = told(queue_pb2.StatsResponse(), fleet)
+    page = desk.page
+    cards = page.locator("#worker-cards > li")
+    expect(cards).to_have_count(MOST_WORKERS)
+    expect(cards.last).to_contain_text("w-499")
+    expect(cards.last).to_contain_text("gone")
+    expect(cards.first).to_contain_text(f"{60 - MOST_HELD} other channels {sum(range(1, 53)):,}")
+    expect(page.locator("#more-workers")).to_have_text("400 more (400 up); penstock status --once has all.")
+    expect(page.locator("#channel-rows > tr")).to_have_count(MOST_CHANNELS)
+    expect(page.locator("#more-channels")).to_have_text("5 more; penstock status --once has all.")
+    expect(page.locator("#more-problems")).to_have_text("10 more; penstock status --once has all.")
+    gateway.state = told(QUEUE, FLEET)
+    for kind in ("workers", "channels", "problems"):
+        expect(page.locator(f"#more-{kind}")).to_be_hidden()
+
+
+def test_who_has_left_is_shown_for_a_while(desk: Visit, gateway: Gateway) -> None:
+    section = desk.page.locator("#departed")
+    expect(section).to_be_hidden()
+    left = tuple(Departed(f"w-{n}", "tiny", "" if n else "up", 40.0 + 60 * n) for n in range(25))
+    gateway.state = told(QUEUE, FLEET, left)
+    expect(section.get_by_role("listitem")).to_have_count(20)
+    expect(section.get_by_role("listitem").first).to_have_text("w-0: up until 40 s ago, tiny")
+    expect(section.get_by_role("listitem").nth(1)).to_have_text("w-1: 100 s ago, tiny")
+    expect(section).to_contain_text("and 5 more")
+    gateway.state = told(QUEUE, FLEET, left[1:2])
+    expect(section.get_by_role("listitem")).to_have_text(["w-1: 100 s ago, tiny"])
+    expect(desk.page.locator("#more-departed")).to_be_hidden()
+    gateway.state = told(QUEUE, FLEET)
+    expect(section).to_be_hidden()
+
+
+def test_the_tenants_of_which_most_waits_are_shown_where_there_are_several(desk: Visit, gateway: Gateway) -> None:
+    section = desk.page.locator("#tenants")
+    one, other = (
+        queue_pb2.TenantWaiting(tenant=name, requests=requests, bytes=1_900_000)
+        for name, requests in (("<b>evil</b>", 1436), ("good", 1))
+    )
+    gateway.state = told(queue_pb2.StatsResponse(tenants=[one, other]), FLEET)
+    expect(section.locator("tbody tr")).to_have_text(["<b>evil</b>1,4361.9", "good11.9"])
+    gateway.state = told(queue_pb2.StatsResponse(tenants=[one]), FLEET)
+    expect(section).to_be_hidden()
 
 
 def kept(desk: Visit, pattern: str) -> list[Route]:

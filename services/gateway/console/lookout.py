@@ -13,11 +13,13 @@ from typing import Any
 
 from penstock.client import Client
 from penstock.errors import PenstockError
+from penstock.live.departed import Departures
 from penstock.live.history import STEP_S, History
 from penstock.live.rates import Rates
 from penstock.live.reader import take
 from penstock.live.reading import Reading
-from penstock.live.view import View, view_of
+from penstock.live.state import tally, urgency
+from penstock.live.view import View, Worker, busiest_first, view_of
 from services.gateway.batch.records import BatchRecords
 from services.gateway.core.batch import Batch
 from services.gateway.recent import Recent
@@ -31,7 +33,20 @@ ANSWER_S = 2.0
 """Longest wait for a service that accepts calls and does not answer them; the page waits as long."""
 
 MOST_WORKERS = 100
-"""On the page; of a larger fleet the first ones by name. Bounds the page's work and the bytes of a poll (100 KB)."""
+"""On the page; of a larger fleet those that are not up, then the first ones by name. Bounds the page's work and, with
+the numbers below, the bytes of a poll (100 KB)."""
+
+MOST_DEPARTED = 20
+"""Workers on the page that have gone, the latest ones."""
+
+MOST_CHANNELS = 100
+"""On the page; of more those in which most waits."""
+
+MOST_HELD = 8
+"""Channels told apart in the blocks of one worker, those that hold most."""
+
+MOST_PROBLEMS = 20
+"""On the page, the worst ones: each model that requests wait for in vain is one."""
 
 MOST_DEAD = 20
 """Dead letters on the page, the oldest ones; `penstock dead list` has all."""
@@ -52,6 +67,7 @@ class Lookout:
         self._batches = batches
         self._recent = recent
         self._rates = Rates()
+        self._departures = Departures()
         self._history = History()
         self._view = view_of(Reading(0.0, None, None, ()), {})
         self._read_s = float("-inf")
@@ -86,17 +102,15 @@ class Lookout:
         reading = await take(self._client, ANSWER_S)
         self._read_s = time.monotonic()
         self._encoded = b""
-        self._view = view_of(reading, self._rates.take(reading))
+        self._view = view_of(reading, self._rates.take(reading), self._departures.take(reading))
         self._history.add(self._read_s, {worker.name: worker.kv_usage for worker in self._view.workers})
 
     async def _state(self) -> dict[str, Any]:
         view: View = self._view
-        workers = [worker.name for worker in view.workers[:MOST_WORKERS]]
-        state = asdict(view)
-        state["workers"] = state["workers"][:MOST_WORKERS]
+        shown = shown_of(view)
+        workers = [worker["name"] for worker in shown["workers"]]
         return {
-            **state,
-            "workers_left_out": len(view.workers) - len(workers),
+            **shown,
             "interval_s": INTERVAL_S,
             "now_unix_s": time.time(),
             "history": self._history.series(time.monotonic(), workers)._asdict(),
@@ -121,6 +135,40 @@ class Lookout:
     async def _newest_batches(self) -> list[dict[str, Any]]:
         batches, _ = await self._batches.page("", MOST_BATCHES)
         return [_summary(batch) for batch in batches]
+
+
+def shown_of(view: View) -> dict[str, Any]:
+    """Return what the page shows of a view, and how much of each kind it leaves out."""
+    # By name, and chosen by no number that changes from one second to the next: a card stays where it is, also under
+    # the button that has just drained its worker.
+    urgent = sorted(view.workers, key=lambda worker: urgency(worker.state, 0))
+    workers = sorted(urgent[:MOST_WORKERS], key=lambda worker: worker.name)
+    channels = sorted(busiest_first(view.channels)[:MOST_CHANNELS], key=lambda channel: channel.name)
+    return {
+        "fleet": asdict(view.fleet),
+        "channels": [asdict(channel) for channel in channels],
+        "channels_left_out": len(view.channels) - len(channels),
+        "workers": [_worker(worker) for worker in workers],
+        "workers_left_out": len(view.workers) - len(workers),
+        "states_left_out": tally(worker.state for worker in urgent[MOST_WORKERS:]),
+        "departed": [asdict(departed) for departed in view.departed[:MOST_DEPARTED]],
+        "departed_left_out": max(0, len(view.departed) - MOST_DEPARTED),
+        "tenants": [asdict(tenant) for tenant in view.tenants],
+        "problems": view.problems[:MOST_PROBLEMS],
+        "problems_left_out": max(0, len(view.problems) - MOST_PROBLEMS),
+    }
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    """Return a worker, with the channels that hold least of it taken together."""
+    most = sorted(worker.held_blocks, key=lambda channel: -worker.held_blocks[channel])[:MOST_HELD]
+    held = {channel: worker.held_blocks[channel] for channel in sorted(most)}
+    return {
+        **asdict(worker),
+        "held_blocks": held,
+        "other_channels": len(worker.held_blocks) - len(held),
+        "other_blocks": worker.all_held_blocks - sum(held.values()),
+    }
 
 
 def _summary(batch: Batch) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,13 +13,15 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from penstock.client import Client
+from penstock.live.reading import Reading
+from penstock.live.view import view_of
 from penstock.openai.bodies import COMPLETIONS_URL
 from penstock.queue.v1 import queue_pb2
 from penstock.scheduler.v1 import scheduler_pb2
 from services.gateway.admission import Admission
 from services.gateway.app import Front, make_app
 from services.gateway.console.life import ConsoleLife
-from services.gateway.console.lookout import MOST_DEAD, MOST_WORKERS
+from services.gateway.console.lookout import MOST_DEAD, MOST_HELD, MOST_WORKERS, shown_of
 from services.gateway.console.routes import MOST_NAMED
 from services.gateway.generation import Parts
 from services.gateway.group import Group
@@ -30,6 +33,7 @@ from services.telemetry import Telemetry
 from tests.support.asgi import Answer, Visit, post
 from tests.support.fake_queue import FakeQueue, serving
 from tests.support.fake_scheduler import FakeScheduler, serving_scheduler
+from tests.support.waiting import wait_for_async
 
 HOST = "127.0.0.1:7415"
 OURS = {"host": HOST, "origin": f"http://{HOST}"}
@@ -73,7 +77,7 @@ async def test_everything_is_told_at_once() -> None:
         for n in range(MOST_DEAD + 5)
     ]
     workers = [
-        scheduler_pb2.WorkerStatus(worker_id=f"w-{n:03}", connected=n > 0, capacity_blocks=10)
+        scheduler_pb2.WorkerStatus(worker_id=f"w-{n:03}", connected=n != 101, capacity_blocks=10)
         for n in range(MOST_WORKERS + 3)
     ]
     status = scheduler_pb2.StatusResponse(workers=workers, queue_connected=True)
@@ -82,7 +86,10 @@ async def test_everything_is_told_at_once() -> None:
         asked = await post(app, COMPLETIONS_URL, body, x_penstock_channel="batch").whole()
         told = (await look(app, "/console/state")).json()
         assert [channel["name"] for channel in told["channels"]] == ["batch"]
-        assert (len(told["workers"]), told["workers_left_out"]) == (MOST_WORKERS, 3)
+        assert (len(told["workers"]), told["workers_left_out"], told["states_left_out"]) == (MOST_WORKERS, 3, "3 up")
+        chosen = [(worker["name"], worker["state"]) for worker in told["workers"]]
+        assert chosen[:-1] == [(f"w-{n:03}", "up") for n in range(MOST_WORKERS - 1)]
+        assert chosen[-1] == ("w-101", "gone")
         assert told["fleet"]["capacity_blocks"] == 10 * (
             MOST_WORKERS + 2
         )  # those left out too, and not one that is gone
@@ -100,6 +107,42 @@ async def test_everything_is_told_at_once() -> None:
         timeline = (await look(app, f"/console/requests/{recent['request_id']}")).json()
         assert (timeline["status"], timeline["completion_tokens"]) == ("completed", 2)
         assert (await look(app, "/console/requests/nobody")).status == 404
+
+
+async def test_a_worker_that_the_scheduler_has_forgotten_leaves_a_trace() -> None:
+    there = [scheduler_pb2.WorkerStatus(worker_id=name, model="m", connected=True) for name in ("w1", "w2")]
+    scheduler = FakeScheduler(scheduler_pb2.StatusResponse(workers=there, queue_connected=True))
+    async with console(FakeQueue(), scheduler) as app:
+        assert (await look(app, "/console/state")).json()["departed"] == []
+        scheduler.statuses = [scheduler_pb2.StatusResponse(workers=there[1:], queue_connected=True)]
+
+        async def gone() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = (await look(app, "/console/state")).json()["departed"]
+            return found
+
+        (left,) = await wait_for_async(gone, "a worker that has left")
+        assert (left["name"], left["model"], left["was"]) == ("w1", "m", "up")
+        assert left["ago_s"] > 0
+
+
+def test_a_large_fleet_with_many_channels_is_a_poll_of_some_hundred_kilobytes_at_most() -> None:
+    channels = [f"channel-{n:02}" for n in range(60)]
+    workers = [
+        scheduler_pb2.WorkerStatus(
+            worker_id=f"worker-{n:03}", model="meta-llama/Llama-3.1-8B-Instruct", connected=True, capacity_blocks=10**5,
+            held_blocks={name: 1000 + place for place, name in enumerate(channels)},
+        )
+        for n in range(500)
+    ]  # fmt: skip
+    running = [scheduler_pb2.ChannelStatus(channel=name) for name in channels]
+    status = scheduler_pb2.StatusResponse(workers=workers, channels=running)
+    told = shown_of(view_of(Reading(0.0, None, status, ()), {}))
+    assert len(json.dumps(told)) < 100_000
+    assert (len(told["channels"]), told["channels_left_out"]) == (60, 0)
+    worker = told["workers"][0]
+    assert list(worker["held_blocks"]) == channels[-MOST_HELD:]
+    assert worker["other_channels"] == 60 - MOST_HELD
+    assert worker["other_blocks"] + sum(worker["held_blocks"].values()) == sum(range(1000, 1060))
 
 
 async def test_the_name_of_several_prompts_says_which_requests_it_stands_for() -> None:

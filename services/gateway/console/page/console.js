@@ -8,6 +8,9 @@ const AWAY_MS = 3000;
 const ANSWER_MS = 10000;
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = 6;
+const SEE_ALL = "penstock status --once";
+// In the place of a channel's name, which is never a blank: those that hold least of a worker, taken together.
+const OTHERS = " ";
 
 const byId = (id) => document.getElementById(id);
 
@@ -84,7 +87,7 @@ const part = (element, name) => element.querySelector(`[data-part="${name}"]`);
 // ---- bars and lines ----
 
 const colours = new Map();
-const colourOf = (channel) => `c${(colours.get(channel) ?? COLOURS - 1) % COLOURS}`;
+const colourOf = (channel) => channel === OTHERS ? "others" : `c${(colours.get(channel) ?? COLOURS - 1) % COLOURS}`;
 
 // A stacked bar: each part of `whole` in its colour, what is free in the colour of the track. Parts of more than
 // there is, as requests may hold that share blocks, fill it among them.
@@ -124,8 +127,16 @@ const showTotals = (fleet) => {
   say(byId("policy"), fleet.policy ? `Admission policy: ${fleet.policy}.` : "");
 };
 
-const showProblems = (problems) =>
-  keyed(byId("problems"), problems, (text) => text, () => make("li"), (item, text) => say(item, text));
+// How many more there are than the page shows, of what kinds, and who has them.
+const showMore = (id, more, where, kinds = "") => {
+  byId(id).hidden = more <= 0;
+  say(byId(id), `${number(more)} more${kinds && ` (${kinds})`}; ${where} has all.`);
+};
+
+const showProblems = (state) => {
+  keyed(byId("problems"), state.problems, (text) => text, () => make("li"), (item, text) => say(item, text));
+  showMore("more-problems", state.problems_left_out, SEE_ALL);
+};
 
 const createChannel = (channel) =>
   make("tr", {},
@@ -151,6 +162,27 @@ const showChannels = (state) => {
     set(bar, "aria-label", `${number(channel.held_blocks)} of ${number(capacity)} blocks`);
     stack(bar, [{ name: channel.name, blocks: channel.held_blocks ?? 0 }], capacity);
   });
+  showMore("more-channels", state.channels_left_out, SEE_ALL);
+};
+
+const createTenant = (tenant) =>
+  make("tr", {}, make("th", { scope: "row" }, tenant.name || "–"),
+    ...["requests", "bytes"].map((name) => make("td", { class: "number", "data-part": name })));
+
+const showTenants = (tenants) => {
+  byId("tenants").hidden = tenants.length === 0;
+  keyed(byId("tenant-rows"), tenants, (tenant) => tenant.name, createTenant, (row, tenant) => {
+    say(part(row, "requests"), number(tenant.requests));
+    say(part(row, "bytes"), number(tenant.bytes / 1e6, 1));
+  });
+};
+
+const showDeparted = (state) => {
+  byId("departed").hidden = state.departed.length === 0;
+  keyed(byId("departed-rows"), state.departed, (worker) => worker.name, () => make("li"), (item, worker) =>
+    say(item, `${worker.name}: ${worker.was ? `${worker.was} until ` : ""}${age(worker.ago_s)} ago${worker.model ? `, ${worker.model}` : ""}`));
+  byId("more-departed").hidden = state.departed_left_out === 0;
+  say(byId("more-departed"), `and ${number(state.departed_left_out)} more`);
 };
 
 const fact = (name, label) => make("div", {}, make("dt", {}, label), make("dd", { "data-part": name }));
@@ -172,6 +204,7 @@ const createWorker = (worker) => {
 
 const showHeld = (element, worker) => {
   const held = Object.entries(worker.held_blocks).map(([name, blocks]) => ({ name, text: `${name} ${number(blocks)}` }));
+  if (worker.other_channels) held.push({ name: OTHERS, text: `${counted(worker.other_channels, "other channel")} ${number(worker.other_blocks)}` });
   held.push({ name: "", text: `free ${number(worker.free_blocks)} of ${number(worker.capacity_blocks)}` });
   keyed(element, held, (one) => one.name,
     (one) => make("span", {}, ...(one.name ? [make("span", { class: `swatch ${colourOf(one.name)}` })] : []), make("span", { "data-part": "text" })),
@@ -181,6 +214,7 @@ const showHeld = (element, worker) => {
 const updateWorker = (card, worker, history) => {
   const button = part(card, "button");
   const held = Object.entries(worker.held_blocks).map(([name, blocks]) => ({ name, blocks }));
+  held.push({ name: OTHERS, blocks: worker.other_blocks });
   say(part(card, "state"), worker.state);
   set(part(card, "state"), "class", `state ${worker.state}`);
   say(part(card, "model"), worker.model);
@@ -207,8 +241,8 @@ const showWorkers = (state) => {
   keyed(byId("worker-cards"), state.workers, (w) => w.name, createWorker, (card, worker) => updateWorker(card, worker, state.history));
   byId("no-workers").hidden = state.workers.length > 0;
   say(byId("no-workers"), state.fleet.running === null ? notTold("scheduler") : "No worker is known to the scheduler.");
-  byId("left-out").hidden = state.workers_left_out === 0;
-  say(byId("left-out"), `${number(state.workers_left_out)} more are not shown; penstock top has all.`);
+  showMore("more-workers", state.workers_left_out, SEE_ALL, state.states_left_out);
+  showDeparted(state);
 };
 
 const requestButton = (id) => {
@@ -249,9 +283,7 @@ const showDead = (told, dead, now) => {
     const since = Math.max(0, now - letter.died_unix_ns / 1e9);
     say(part(item, "facts"), ` ${letter.channel}, ${counted(letter.attempts, "attempt")}, ${age(since)} ago`);
   });
-  const more = (dead ?? 0) - letters.length;
-  byId("more-dead").hidden = letters.length === 0 || more <= 0;
-  say(byId("more-dead"), `${number(more)} more; penstock dead list has all.`);
+  showMore("more-dead", letters.length ? (dead ?? 0) - letters.length : 0, "penstock dead list");
 };
 
 const createBatch = (batch) =>
@@ -418,8 +450,9 @@ const connection = (text, kind) => {
 
 const show = (state) => {
   showTotals(state.fleet);
-  showProblems(state.problems);
+  showProblems(state);
   showChannels(state);
+  showTenants(state.tenants);
   showWorkers(state);
   // The fleet's clock: that of the machine with the browser may be another.
   showRecent(state.recent, state.now_unix_s);
