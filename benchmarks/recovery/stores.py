@@ -27,7 +27,7 @@ CHANNELS = ("interactive", "batch")
 INTERACTIVE_EVERY = 100
 """One request in so many is interactive; the rest is batch."""
 
-RULES = Rules(CHANNELS, 3, 60 * 10**9, 10 * 10**9, 4096)
+RULES = Rules(CHANNELS, 3, 60 * 10**9, 10 * 10**9, 4096, 10 * 10**9)
 
 
 def build(directory: Path, requests: int) -> RocksdbStore:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from penstock.limits import KEEPALIVE_TIMEOUT_MS
 from services.clock import SystemClock
 from services.queue.admin import Admin
 from services.queue.committer import Committer, RefusedError
-from services.queue.core.messages import Message, Tick
+from services.queue.core.messages import Message, StoodStill, Tick
 from services.queue.files.shelf import Shelf, ShelfRefusedError
 from services.queue.items import Lookup
 from services.queue.letters import DeadLetters
@@ -20,6 +21,7 @@ from services.queue.storage.lives import Lives
 from services.queue.storage.spot_check import SpotCheck
 from services.queue.storage.store import Store, StoreError
 from services.queue.watch.hub import WatchHub
+from services.rpc.limits import PING_TIMEOUT_OF_SERVICES_MS
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,9 @@ TICK_S = 0.2
 
 STOOD_STILL_S = 1.0
 """A tick that is late by more finds a process that was stopped, or starved, and that has heard nobody meanwhile."""
+
+PATIENCE_S = min(PING_TIMEOUT_OF_SERVICES_MS, KEEPALIVE_TIMEOUT_MS) / 1000
+"""How long a worker's probe goes unanswered before its stream ends: a shorter standstill ends none."""
 
 CLOCK_STEP_S = 2.0
 """From here on a clock that was set is told of, once for each time; NTP's slewing stays below it for hours."""
@@ -81,15 +86,32 @@ class Clockwork:
         ticks = 0
         await self._until_loaded()
         while True:
-            self._committer.post(Tick())
+            began_ns = self._clock.now_ns()
+            self._committer.post(Tick(began_ns))
             if ticks % HOUSEKEEPING_TICKS == 0:
                 self._keep_house()
             ticks += 1
-            due_ns = self._clock.now_ns() + int(TICK_S * 1e9)
-            await asyncio.sleep(TICK_S)
-            if self._clock.now_ns() - due_ns > STOOD_STILL_S * 1e9:
-                # Renewals wait to be read, and workers are about to return, before leases may be found to be over.
-                await asyncio.sleep(self._settings.worker_grace_s)
+            if await self._has_stood_still(began_ns):
+                await self._hear_first()
+
+    async def _has_stood_still(self, began_ns: int) -> bool:
+        """Wait until the next tick is due after `began_ns`; if the queue stood still, tell the machine."""
+        await asyncio.sleep(TICK_S)
+        took_ns = self._clock.now_ns() - began_ns
+        if took_ns <= (TICK_S + STOOD_STILL_S) * 1e9:
+            return False
+        self._committer.post(StoodStill(took_ns))
+        if took_ns >= PATIENCE_S * 1e9:
+            log.warning("the queue stood still for %.1f s; its workers have a lease to return", took_ns / 1e9)
+        return True
+
+    async def _hear_first(self) -> None:
+        """Wait: renewals are to be read, and workers are about to return, before leases may be found to be over."""
+        grace_ns = int(self._settings.worker_grace_s * 1e9)
+        until_ns = self._clock.now_ns() + grace_ns
+        while (now_ns := self._clock.now_ns()) < until_ns:
+            if await self._has_stood_still(now_ns):
+                until_ns = self._clock.now_ns() + grace_ns
 
     def commit_age_s(self) -> float:
         """Return how long the older of the commits under way has taken so far; 0 if none is. Any thread may ask."""

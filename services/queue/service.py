@@ -19,7 +19,7 @@ from services.descriptors import raise_file_limit
 from services.life import Loops, say_ready
 from services.queue.admin import Admin
 from services.queue.backup_call import BackupCall
-from services.queue.clockwork import Clockwork
+from services.queue.clockwork import PATIENCE_S, Clockwork
 from services.queue.committer import Committer
 from services.queue.core import records
 from services.queue.core.machine import Machine
@@ -78,7 +78,12 @@ class Service:
         channels = tuple(settings.channels)
         lease_ns = int(settings.lease_s * 1e9)
         self._rules = rules = Rules(
-            channels, settings.max_attempts, lease_ns, int(settings.worker_grace_s * 1e9), settings.max_inflight
+            channels,
+            settings.max_attempts,
+            lease_ns,
+            int(settings.worker_grace_s * 1e9),
+            settings.max_inflight,
+            int(PATIENCE_S * 1e9),
         )
         greeting = Greeting(store_id, lease_ns, settings.max_inflight)
         self._hub = WatchHub()

@@ -185,7 +185,12 @@ class QueueActor(Process):
         self.reader = Reader(self.store, STORE_ID)
         self._sync_ns = options.sync_ms * MS
         self._rules = Rules(
-            CHANNELS, options.max_attempts, options.lease_ms * MS, WORKER_GRACE_NS, options.max_inflight
+            CHANNELS,
+            options.max_attempts,
+            options.lease_ms * MS,
+            WORKER_GRACE_NS,
+            options.max_inflight,
+            options.keepalive_ms * MS,
         )
         self.streams: dict[int, Stream] = {}
         self.hub = WatchHub()

@@ -17,6 +17,7 @@ from services.queue.core.messages import (
     Message,
     NewRequest,
     SetWindow,
+    StoodStill,
     Submit,
     Tick,
     WorkerOpened,
@@ -30,7 +31,15 @@ STORE_ID = "0a1b2c3d"
 LEASE_NS = 60
 PAYLOAD = Request(text="payload").SerializeToString()
 GRACE_NS = 10
-RULES = Rules(("interactive", "batch"), max_attempts=3, lease_ns=LEASE_NS, worker_grace_ns=GRACE_NS, max_inflight=4)
+PATIENCE_NS = 20
+RULES = Rules(
+    ("interactive", "batch"),
+    max_attempts=3,
+    lease_ns=LEASE_NS,
+    worker_grace_ns=GRACE_NS,
+    max_inflight=4,
+    patience_ns=PATIENCE_NS,
+)
 
 
 def meta(**fields: object) -> RequestMeta:
@@ -117,6 +126,11 @@ class Queue:
         """Let time pass."""
         self.now_ns += after_ns
         return self.step(Tick())
+
+    def stand_still(self, for_ns: int = PATIENCE_NS) -> list[Effect]:
+        """Let time pass in which nobody is heard."""
+        self.now_ns += for_ns
+        return self.step(StoodStill(for_ns))
 
 
 def only(kind: type, effects: list[Effect]) -> list[Effect]:

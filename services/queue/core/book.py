@@ -164,6 +164,12 @@ class Book:
         self.leases[seq] = now_ns + self._lease_ns
         self.leases.move_to_end(seq)
 
+    def prolong(self, by_ns: int, now_ns: int) -> None:
+        """Have every lease last so much longer, but none longer than if it were renewed; their order stays."""
+        most_ns = now_ns + self._lease_ns
+        for seq, expires_ns in self.leases.items():
+            self.leases[seq] = min(expires_ns + by_ns, most_ns)
+
     def add(self, meta: RequestMeta, payload: bytes, now_ns: int) -> Entry:
         """Store a new request and let it wait."""
         self.counters.seq += 1

@@ -134,7 +134,8 @@ class Entry:
         self.attempts = 0
         """Those that count towards the most there may be, the present one included."""
         self.uncounted = 0
-        """Those that do not: handed back, lost with the queue, or made before a dead letter was requeued."""
+        """Those that do not: handed back, lost with the queue, or while it stood still, or made before a dead letter
+        was requeued."""
         self.last_error = ""
         self.engine_died = False
         """Whether an engine died of what it ran, this one among that, as far as is known since the queue started."""

@@ -54,6 +54,7 @@ from services.queue.core.messages import (
     RequeueDead,
     SetQuotas,
     SetWindow,
+    StoodStill,
     Submit,
     Tick,
     WatchTokens,
@@ -126,6 +127,7 @@ class Machine:
             WatchTokens: self._workers.watch_tokens,
             Adopt: self._adopt,
             Tick: self._tick,
+            StoodStill: self._workers.stood_still,
         }
 
     def step(self, message: Message, now_ns: int) -> list[Effect]:
@@ -352,9 +354,9 @@ class Machine:
 
     # ---- time ----
 
-    def _tick(self, _message: Tick, now_ns: int) -> None:
+    def _tick(self, message: Tick, now_ns: int) -> None:
         self._pass_deadlines(now_ns)
-        self._workers.tick(now_ns, ENDED_AT_ONCE)
+        self._workers.tick(now_ns, min(now_ns, message.said_ns), ENDED_AT_ONCE)
         violations = self.audit.look()
         if violations:
             self.book.emit(AuditFailed(violations))

@@ -16,6 +16,9 @@ NO_BATCH: BatchKey = (DEFAULT_TENANT, "")
 ANY_PLACE: Final = (1 << 64) - 1
 """No place in the completion log is after it."""
 
+ANY_TIME: Final = (1 << 63) - 1
+"""No clock says more."""
+
 
 class NewRequest(Value):
     """One request to store."""
@@ -222,6 +225,16 @@ class Adopt(NamedTuple):
 class Tick(NamedTuple):
     """Time passes: deadlines, leases, workers that did not return."""
 
+    said_ns: int = ANY_TIME
+    """When that was said. What is over only since then is left to the next: the queue may have stood still, and what
+    its workers said meanwhile is heard after this one."""
+
+
+class StoodStill(NamedTuple):
+    """The queue has heard nobody for so long, and goes on: its process was stopped, or starved."""
+
+    for_ns: int
+
 
 Message: TypeAlias = (
     Submit
@@ -247,4 +260,5 @@ Message: TypeAlias = (
     | WatchTokens
     | Adopt
     | Tick
+    | StoodStill
 )

@@ -28,6 +28,7 @@ from services.queue.core.messages import (
     GiveBack,
     Offer,
     Renew,
+    StoodStill,
     WatchTokens,
     Withdraw,
     WorkerClosed,
@@ -36,9 +37,9 @@ from services.queue.core.messages import (
 from services.queue.core.offers import Offers
 
 MOST_UNCOUNTED: Final = 32
-"""Attempts of a request after which one counts that is handed back, or lost with its stream or with the queue: what
-ends each worker, breaks each stream or takes down each host must not go on for ever, and a bad link, a drain or a power
-cut does not meet the same request so often."""
+"""Attempts of a request after which one counts that is handed back, or lost with its stream, with the queue or in a
+standstill of it: what ends each worker, breaks each stream or takes down each host must not go on for ever, and a bad
+link, a drain or a power cut does not meet the same request so often."""
 
 HANDED_BACK: Final = Failure("handed_back", f"handed back by its worker; {MOST_UNCOUNTED} attempts had not counted yet")
 
@@ -52,6 +53,8 @@ class Rules(NamedTuple):
     worker_grace_ns: int
     max_inflight: int
     """Most leases of one worker."""
+    patience_ns: int
+    """How long a worker waits for a sign of the queue before it ends its stream."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,8 @@ class Worker:
     stream: int | None
     return_by_ns: int = 0
     """When the leases of a worker without a stream are requeued."""
+    shaken_until_ns: int = 0
+    """Until when its stream may end of a standstill of the queue that it has lasted over."""
 
 
 class Workers:
@@ -73,7 +78,8 @@ class Workers:
         self._book = book
         self._rules = rules
         self._workers: dict[str, Worker] = {}
-        """Those seen in this life of the queue; all that each holds it has been leased in it, or has come back with."""
+        """Those seen in this life of the queue, and not lost by a standstill since; all that each holds it has been
+        leased in it, or has come back with."""
         self._by_stream: dict[int, Worker] = {}
         self._offers = Offers()
         self._watched_seqs: defaultdict[int, set[int]] = defaultdict(set)
@@ -134,8 +140,32 @@ class Workers:
         self._offers.drop(message.stream)
         worker.stream = None
         worker.return_by_ns = now_ns + self._rules.worker_grace_ns
-        if worker.worker_id not in self._book.holdings:
-            del self._workers[worker.worker_id]
+        if now_ns < worker.shaken_until_ns or worker.worker_id not in self._book.holdings:
+            self._forget(worker, now_ns)
+
+    def stood_still(self, message: StoodStill, now_ns: int) -> None:
+        """Count no lease's time for which nobody was heard; where workers have given the queue up for it, be as one
+        that was restarted.
+
+        Those without a stream, and those whose stream ends of it yet, may be trying to return, with pauses that have
+        grown longer than their grace, or may be dead: nobody can tell. So each has a whole lease to return, and what it
+        does not come back with costs no attempt.
+        """
+        self._book.prolong(message.for_ns, now_ns)
+        if message.for_ns < self._rules.patience_ns:
+            return
+        for worker in list(self._workers.values()):
+            if worker.stream is None:
+                self._forget(worker, now_ns)
+            else:
+                # Of a probe that was under way when the queue went on its worker waits no longer than that.
+                worker.shaken_until_ns = now_ns + self._rules.patience_ns
+
+    def _forget(self, worker: Worker, now_ns: int) -> None:
+        """Know no more of a worker without a stream than a start does: what it holds is leased, from now on."""
+        del self._workers[worker.worker_id]
+        for seq in sorted(self._book.holdings.get(worker.worker_id, ())):
+            self._book.renew(seq, now_ns)
 
     def claim(self, message: Claim, now_ns: int) -> None:
         """Lease a waiting request to the worker, or refuse."""
@@ -246,19 +276,19 @@ class Workers:
             if entry is not None:
                 self._return(entry, Input.FAIL, HANDED_BACK, now_ns)
 
-    def tick(self, now_ns: int, most: int) -> None:
-        """Requeue what ran out of lease, and the leases of workers that did not return; `most` at once.
+    def tick(self, now_ns: int, by_ns: int, most: int) -> None:
+        """Requeue what had run out of lease by then, and the leases of workers that had not returned; `most` at once.
 
         The next ticks requeue the rest, but for what its worker renews, or comes back with, meanwhile.
         """
         while self._book.leases and most > 0:
             seq, expires_ns = next(iter(self._book.leases.items()))
-            if expires_ns > now_ns:
+            if expires_ns > by_ns:
                 break
             self._expire_lease(self._book.entries[seq], now_ns)
             most -= 1
         failure = Failure(Input.WORKER_LOST.value, "the worker was lost")
-        for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= now_ns]:
+        for worker in [w for w in self._workers.values() if w.stream is None and w.return_by_ns <= by_ns]:
             seqs = sorted(self._book.holdings.get(worker.worker_id, ()))
             for seq in seqs[:most]:
                 self._lose(self._book.entries[seq], Input.WORKER_LOST, failure, now_ns)
@@ -270,8 +300,9 @@ class Workers:
     def _expire_lease(self, entry: Entry, now_ns: int) -> None:
         """Requeue what has not been renewed.
 
-        Of a worker not seen since the queue started nobody can tell what ended it: a host that loses its power takes
-        along all that run there, whatever they ran, and one that was to stop had nobody to hand its runs back to.
+        Of a worker not seen since the queue started, or since a standstill by which it was lost, nobody can tell what
+        ended it: a host that loses its power takes along all that run there, whatever they ran, and one that was to
+        stop had nobody to hand its runs back to.
         """
         lease = self._book.lease_of(entry)
         stream = self.stream_of(entry)

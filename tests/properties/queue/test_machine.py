@@ -29,7 +29,7 @@ from services.queue.core.messages import (
 from services.queue.storage.spot_check import differences
 from services.queue.storage.verify import Verifier
 from tests.support.effort import examples
-from tests.support.queueing import LEASE_NS, RULES, Queue, meta
+from tests.support.queueing import LEASE_NS, PATIENCE_NS, RULES, Queue, meta
 
 INDEX = st.integers(0, 30)
 WORKERS = ("a", "b")
@@ -244,6 +244,10 @@ class QueueMachine(RuleBasedStateMachine):
     def tick(self, after_ns: int) -> None:
         self.see(self.queue.tick(after_ns))
 
+    @rule(for_ns=st.sampled_from([1, PATIENCE_NS, LEASE_NS + 1]))
+    def stand_still(self, for_ns: int) -> None:
+        self.see(self.queue.stand_still(for_ns))
+
     @rule()
     def restart(self) -> None:
         self.queue.restart()
@@ -289,6 +293,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sum(len(live) for live in book.batches.values()) == waiting + len(book.leases)
         assert all(entry.attempts <= RULES.max_attempts for entry in book.entries.values())
         assert list(book.leases.values()) == sorted(book.leases.values())
+        assert all(expires_ns <= self.queue.now_ns + LEASE_NS for expires_ns in book.leases.values())
 
     @invariant()
     def announced_requests_wait(self) -> None:

@@ -30,6 +30,7 @@ from services.queue.core.messages import (
     Renew,
     RequeueDead,
     SetWindow,
+    StoodStill,
     Submit,
     Tick,
     WorkerClosed,
@@ -52,9 +53,9 @@ class Player:
         if name == "restart":
             self.queue.restart()
             return []
-        if name == "wait":
+        if name in TIMES:
             self.queue.now_ns += int(words[0])
-            return self.say(Tick())
+            return self.say(TIMES[name](int(words[0])))
         return self.say(COMMANDS[name](self, words))
 
     def say(self, message: Message) -> list[str]:
@@ -96,6 +97,11 @@ def _complete(player: Player, words: list[str]) -> Message:
         return Complete(int(words[0]), lease, None, Failure("failed", words[3]), None)
     return Complete(int(words[0]), lease, Outcome[words[2].upper()], None, None)
 
+
+TIMES: dict[str, Callable[[int], Message]] = {
+    "wait": lambda _: Tick(),
+    "stand_still": StoodStill,
+}
 
 COMMANDS: dict[str, Callable[[Player, list[str]], Message]] = {
     "submit": _submit,

@@ -283,7 +283,7 @@ class Engines:
 
     def __init__(self, workers: int, max_attempts: int) -> None:
         """Have all of them connected."""
-        self.queue = Queue(Rules(("a",), max_attempts, lease_ns=1 << 60, worker_grace_ns=0, max_inflight=1000))
+        self.queue = Queue(Rules(("a",), max_attempts, 1 << 60, worker_grace_ns=0, max_inflight=1000, patience_ns=0))
         self.rig = Rig({"a": Share()})
         self.queue.step(qm.BacklogOpened(1000), qm.SetWindow(1000, "a", 1000, ("m",)))
         self.streams: dict[str, int] = {}

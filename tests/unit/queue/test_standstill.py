@@ -32,6 +32,22 @@ async def test_a_queue_that_was_stopped_for_longer_than_a_lease_hears_its_worker
         assert (await work.complete(delivery.lease)).accepted
 
 
+async def test_a_queue_that_was_stopped_until_its_workers_gave_it_up_takes_nothing_for_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(Telemetry(None)) as peer:
+        (name,) = await peer.submit(text())
+        work = await peer.work()
+        await work.claim(name)
+        peer.service._clock._offset_ns += 40 * 10**9
+        while "the queue stood still for 40." not in caplog.text:
+            await asyncio.sleep(0.01)
+        await work.close()
+        await peer.work(life="2")
+        got = await peer.stub.Get(queue_pb2.GetRequest(request_id=name))
+        assert (got.state, got.attempts) == (queue_pb2.REQUEST_STATE_READY, 0)
+
+
 async def test_what_a_worker_said_while_the_disk_stood_still_is_heard_before_its_leases_are_looked_at() -> None:
     async with committing() as rig:
         acks = await rig.submit()
@@ -84,6 +100,24 @@ def submit(peer: Peer) -> Any:
 
 def upload(peer: Peer) -> Any:
     return files_pb2_grpc.FilesServiceStub(peer.channel).CreateFile(files_pb2.CreateFileRequest(file_id="f"))
+
+
+async def test_a_tick_that_waits_while_the_queue_is_stopped_in_a_commit_takes_no_lease() -> None:
+    store = HangingStore()
+    async with serving(Telemetry(None), store) as peer:
+        (name,) = await peer.submit(text())
+        work = await peer.work()
+        delivery = await work.claim(name)
+        store.answers.clear()
+        store.asked.clear()
+        submitted = asyncio.ensure_future(submit(peer))
+        assert await asyncio.to_thread(store.asked.wait, 30)
+        while peer.service.committer._tick is None:
+            await asyncio.sleep(0.01)
+        peer.service._clock._offset_ns += 70 * 10**9
+        store.answers.set()
+        await submitted
+        assert (await work.complete(delivery.lease)).accepted
 
 
 @pytest.mark.parametrize("change", [submit, upload], ids=["requests", "files"])
