@@ -33,7 +33,7 @@ class Faults:
             "queue crash": lambda f: self._sim.queue.crash(f.value < 0.5),
             "queue crash in a write, lost": lambda f: self._crash_in_write(False),
             "queue crash in a write, kept": lambda f: self._crash_in_write(True),
-            "queue stalled": lambda f: self._sim.queue.stall(f.duration_ns),
+            "queue stalled": lambda f: self._freeze(f, self._sim.queue),
             "store write fails": lambda f: self._writes_fail(f, False),
             "store write fails, kept": lambda f: self._writes_fail(f, True),
             "store sync fails, lost": lambda f: self._syncs_fail(f, True),
@@ -41,7 +41,7 @@ class Faults:
             "store read fails": self._reads_fail,
             "disk full": self._disk_full,
             "scheduler crash": lambda f: self._sim.scheduler.crash(f.value < 0.5),
-            "scheduler stalled": lambda f: self._sim.scheduler.stall(f.duration_ns),
+            "scheduler stalled": lambda f: self._freeze(f, self._sim.scheduler),
             "client crash": lambda f: self._client(f).crash(f.value < 0.5),
             "client stalled": lambda f: self._client(f).stall(f.duration_ns),
             "Backlog stream dropped": lambda f: self._snap(self._sim.scheduler, self._sim.queue),
@@ -119,6 +119,10 @@ class Faults:
 
     def _crash_in_write(self, kept: bool) -> None:
         self._sim.queue.crash_in_write = kept
+
+    def _freeze(self, fault: Fault, server: Process) -> None:
+        server.stall(fault.duration_ns)
+        self._net.freeze(server)
 
     def _drain(self, fault: Fault, worker: WorkerActor, undo: bool) -> None:
         """Drain the worker, and have its operator restart it, or think better of it, some time later."""

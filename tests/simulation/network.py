@@ -101,6 +101,11 @@ class Stream:
         if until_ns > self._net.world.now_ns():
             self.end(way)
 
+    def give_up(self) -> None:
+        """Have a keepalive fail at the client if the server's process is still stopped."""
+        if self.ends[UP].is_stalled:
+            self.end(DOWN)
+
 
 class Network:
     """Who reaches whom, and how fast."""
@@ -159,6 +164,12 @@ class Network:
         for stream in self.between(one, other):
             for way in (UP, DOWN):
                 self.world.after(self._keepalive_ns + self.world.draw_ns(self._keepalive_ns), stream.time_out, way)
+
+    def freeze(self, server: Process) -> None:
+        """Have those who call a server that was stopped notice it, if it is stopped for long."""
+        for stream in self._streams:
+            if stream.ends[UP] is server:
+                self.world.after(self._keepalive_ns + self.world.draw_ns(self._keepalive_ns), stream.give_up)
 
     def slow(self, one: Process, other: Process, duration_ns: int, factor: int) -> None:
         """Make every message between the two take `factor` times as long for a while."""

@@ -229,7 +229,7 @@ class QueueActor(Process):
         self.committer.actor = self
         self.referee.took_over(machine)
         self.committer.begin_loading()
-        self._tick()
+        self._tick(self.world.now_ns(), 0)
 
     def _machine(self, recovered: Recovered) -> Machine:
         machine = WatchedMachine(STORE_ID, self._rules, recovered, self.world.now_ns())
@@ -278,9 +278,15 @@ class QueueActor(Process):
         self.net.kill(self, kept)
         self.stop(RESTART_NS)
 
-    def _tick(self) -> None:
-        self.committer.post(m.Tick())
-        self.timer(TICK_NS, self._tick)
+    def _tick(self, due_ns: int, calm_ns: int) -> None:
+        """Do what the clockwork does: after a standstill no tick comes until workers have had time to return."""
+        now_ns = self.world.now_ns()
+        if now_ns - due_ns > TICK_NS:
+            self.committer.post(m.StoodStill(now_ns - due_ns + TICK_NS))
+            calm_ns = now_ns + WORKER_GRACE_NS
+        if now_ns >= calm_ns:
+            self.committer.post(m.Tick(now_ns))
+        self.timer(TICK_NS, self._tick, now_ns + TICK_NS, calm_ns)
 
     # ---- the committer's loop ----
 

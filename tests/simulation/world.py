@@ -121,9 +121,14 @@ class Process:
         """Do nothing for a while (SIGSTOP); what arrives waits."""
         self._stalled_until_ns = max(self._stalled_until_ns, self.world.now_ns() + duration_ns)
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it is stopped now."""
+        return self._stalled_until_ns > self.world.now_ns()
+
     def resume(self) -> None:
         """End a stall."""
-        if self._stalled_until_ns > self.world.now_ns():
+        if self.is_stalled:
             self._stalled_until_ns = 0
             if self._waking:
                 self.world.after(0, self._wake, self.life)
@@ -150,7 +155,7 @@ class Process:
     def _wake(self, life: int) -> None:
         if life != self.life or not self._waking:
             return
-        if self._stalled_until_ns > self.world.now_ns():
+        if self.is_stalled:
             self.world.at(self._stalled_until_ns, self._wake, life)
             return
         self._waking = False
