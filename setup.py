@@ -32,7 +32,7 @@ COMPILED: dict[str, str] = {
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
         standing token_news tokenizing values watchdog""",
-    "services/worker": "alarm completions engine forms links outputs pages run runner wire",
+    "services/worker": "alarm completions engine forms links logprobs outputs pages run runner wire",
 }
 """Modules by directory: those a request passes through. What is left out, and why:
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.request.v1 import request_pb2 as pb
+from services.rpc.encoding import length_tag, varint
 from services.worker.engine import ChoiceStep, EngineStep, Part, TokenProbability
+from services.worker.logprobs import encoded, fields, size_bytes
 from services.worker.told import joined
 
 FINISH_REASONS = {
@@ -18,16 +21,10 @@ FINISH_REASONS = {
 }
 
 
-LEAST_ENTRY_BYTES = 15
-"""Of a log probability among a token's likeliest: 2 before it, 2 for an id, 9 for the number and 2 for the rank."""
-
-
-def least_prompt_logprobs(tokens: int, top: int) -> int:
-    """Return the bytes that a result has at least of a prompt of `tokens`, with the `top` likeliest of each but one.
-
-    The token's own entry and one of the likeliest count for nothing: of a certain one the number, 0, is not written.
-    """
-    return max(0, tokens - 1) * max(0, top - 1) * LEAST_ENTRY_BYTES
+_RESULT_CHOICE: Final = length_tag(pb.Result, "choices")
+_RESULT_PROMPT: Final = length_tag(pb.Result, "prompt_logprobs")
+_CHOICE_LOGPROB: Final = length_tag(pb.Choice, "logprobs")
+_DELTA_LOGPROB: Final = length_tag(pb.TokenDelta, "logprobs")
 
 
 class ChoiceOutput:
@@ -42,7 +39,8 @@ class ChoiceOutput:
         """Begin empty."""
         self.token_ids: list[int] = []
         self.texts: list[str] = []
-        self.logprobs: list[TokenProbability] = []
+        self.logprobs: list[bytes] = []
+        """Encoded, an entry for each token."""
         self.finish_reason = ""
         self.stop_reason: str | int | None = None
         self.parts: list[Part] = []
@@ -56,13 +54,18 @@ class ChoiceOutput:
 class RunOutput:
     """Everything a run has generated."""
 
-    __slots__ = ("_as_message", "cached_tokens", "choices", "preemptions", "prompt_logprobs")
+    __slots__ = ("_as_message", "_scored", "cached_tokens", "choices", "least_bytes", "preemptions", "prompt_logprobs")
 
     def __init__(self, as_message: bool = False) -> None:
         """Begin empty. `as_message` says whether watchers are to be shown a message, and not the text."""
         self._as_message = as_message
+        self._scored = False
+        """Whether a completion has log probabilities."""
         self.choices: dict[int, ChoiceOutput] = {}
-        self.prompt_logprobs: list[TokenProbability] = []
+        self.prompt_logprobs: list[bytes] = []
+        """Encoded, an entry for each token."""
+        self.least_bytes = 0
+        """What the result will take at the very least: its log probabilities, and a byte for a token or a character."""
         self.cached_tokens = 0
         self.preemptions = 0
 
@@ -75,7 +78,8 @@ class RunOutput:
         self.cached_tokens = max(self.cached_tokens, step.cached_tokens)
         self.preemptions = max(self.preemptions, step.preemptions)
         if step.prompt_logprobs:
-            self.prompt_logprobs = list(step.prompt_logprobs)
+            self._encode(step.prompt_logprobs, self.prompt_logprobs)
+        self.least_bytes += tokens
         return tokens
 
     def _take_choice(self, step: ChoiceStep) -> None:
@@ -85,7 +89,10 @@ class RunOutput:
         choice.token_ids.extend(step.token_ids)
         if step.text:
             choice.texts.append(step.text)
-        choice.logprobs.extend(step.logprobs)
+            self.least_bytes += len(step.text)
+        if step.logprobs:
+            self._scored = True
+            self._encode(step.logprobs, choice.logprobs)
         choice.parts.extend(step.parts)
         if step.message is not None:
             choice.message = step.message
@@ -94,6 +101,11 @@ class RunOutput:
         if step.finish_reason is not None:
             choice.finish_reason = step.finish_reason
             choice.stop_reason = step.stop_reason
+
+    def _encode(self, entries: Sequence[TokenProbability], behind: list[bytes]) -> None:
+        more = [encoded(entry) for entry in entries]
+        behind.extend(more)
+        self.least_bytes += size_bytes(more)
 
     @property
     def tokens(self) -> int:
@@ -117,9 +129,9 @@ class RunOutput:
         return [self.choices[index].finish_reason for index in sorted(self.choices)]
 
     def has_more_of_the_prompt(self) -> bool:
-        """Whether more log probabilities are the prompt's than the completions'."""
-        of_outputs = sum(_count(choice.logprobs) for choice in self.choices.values())
-        return _count(self.prompt_logprobs) > of_outputs
+        """Whether more of the log probabilities, in bytes, are the prompt's than the completions'."""
+        of_outputs = sum(size_bytes(choice.logprobs) for choice in self.choices.values())
+        return size_bytes(self.prompt_logprobs) > of_outputs
 
     def given_up(self) -> bool:
         """Whether the engine ended a completion that it had not finished."""
@@ -134,66 +146,64 @@ class RunOutput:
         for choice in self.choices.values():
             choice.told_tokens = choice.told_texts = choice.told_parts = 0
 
-    def deltas(self, request_id: str, attempt: int) -> list[pb.TokenDelta]:
-        """Return what the watcher has not been sent, and count it as sent."""
+    def deltas(self, request_id: str, attempt: int) -> list[tuple[pb.TokenDelta, bytes]]:
+        """Return what the watcher has not been sent, and count it as sent.
+
+        Each delta comes with the encoded fields of its log probabilities, which belong behind it.
+        """
         found = []
         for index, choice in self.choices.items():
             if choice.told_tokens == len(choice.token_ids) and choice.told_texts == len(choice.texts):
                 continue
-            found.append(
-                pb.TokenDelta(
-                    request_id=request_id,
-                    attempt=attempt,
-                    index=index,
-                    offset=choice.told_tokens,
-                    token_ids=choice.token_ids[choice.told_tokens :],
-                    text="".join(choice.texts[choice.told_texts :]),
-                    logprobs=[_logprob(p) for p in choice.logprobs[choice.told_tokens :]],
-                    parts=joined(choice.parts[choice.told_parts :]),
-                    as_message=self._as_message,
-                )
+            delta = pb.TokenDelta(
+                request_id=request_id,
+                attempt=attempt,
+                index=index,
+                offset=choice.told_tokens,
+                token_ids=choice.token_ids[choice.told_tokens :],
+                text="".join(choice.texts[choice.told_texts :]),
+                parts=joined(choice.parts[choice.told_parts :]),
+                as_message=self._as_message,
             )
+            found.append((delta, fields(_DELTA_LOGPROB, choice.logprobs[choice.told_tokens :])))
             choice.told_tokens = len(choice.token_ids)
             choice.told_texts = len(choice.texts)
             choice.told_parts = len(choice.parts)
         return found
 
-    def fill(self, result: pb.Result, echo_text: str | None) -> None:
-        """Write choices and prompt log probabilities into `result`.
+    def fill(self, result: pb.Result, echo_text: str | None) -> list[bytes]:
+        """Write what was generated into `result`; return encoded fields that belong behind it, in parts.
 
-        The echoed prompt stands in `prompt_text`; a choice has what was generated.
+        Those are all choices if any has log probabilities, and the prompt's. The echoed prompt stands in
+        `prompt_text`; a choice has what was generated.
         """
+        more: list[bytes] = []
         for index in sorted(self.choices):
             choice = self.choices[index]
-            message = result.choices.add(
-                index=index,
-                text="".join(choice.texts),
-                token_ids=choice.token_ids,
-                finish_reason=FINISH_REASONS.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED),
-            )
-            if choice.message is not None:
-                message.message.CopyFrom(choice.message)
-            if choice.logprobs:
-                message.logprobs.extend(_logprob(p) for p in choice.logprobs)
-            if isinstance(choice.stop_reason, str):
-                message.stop_string = choice.stop_reason
-            elif choice.stop_reason is not None:
-                message.stop_token_id = choice.stop_reason
-        if self.prompt_logprobs:
-            result.prompt_logprobs.extend(_logprob(p) for p in self.prompt_logprobs)
+            if self._scored:
+                message = pb.Choice()
+                _write(choice, index, message)
+                head = message.SerializeToString()
+                more.append(_RESULT_CHOICE + varint(len(head) + size_bytes(choice.logprobs)) + head)
+                more.append(fields(_CHOICE_LOGPROB, choice.logprobs))
+            else:
+                _write(choice, index, result.choices.add())
         if echo_text is not None:
             result.prompt_text = echo_text
+        if self.prompt_logprobs:
+            more.append(fields(_RESULT_PROMPT, self.prompt_logprobs))
+        return more
 
 
-def _count(entries: Sequence[TokenProbability]) -> int:
-    return sum(1 + len(entry.top) for entry in entries)
-
-
-def _logprob(entry: TokenProbability) -> pb.TokenLogprob:
-    return pb.TokenLogprob(
-        token_id=entry.token_id,
-        token=entry.token,
-        logprob=entry.logprob,
-        rank=entry.rank,
-        top=[_logprob(top) for top in entry.top],
-    )
+def _write(choice: ChoiceOutput, index: int, message: pb.Choice) -> None:
+    """Write everything but the log probabilities."""
+    message.index = index
+    message.text = "".join(choice.texts)
+    message.token_ids.extend(choice.token_ids)
+    message.finish_reason = FINISH_REASONS.get(choice.finish_reason, pb.FINISH_REASON_UNSPECIFIED)
+    if choice.message is not None:
+        message.message.CopyFrom(choice.message)
+    if isinstance(choice.stop_reason, str):
+        message.stop_string = choice.stop_reason
+    elif choice.stop_reason is not None:
+        message.stop_token_id = choice.stop_reason

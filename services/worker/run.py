@@ -10,7 +10,7 @@ from penstock.limits import MAX_REQUEST_BYTES
 from penstock.request.v1 import request_pb2 as pb
 from services.logs import about
 from services.worker import wire
-from services.worker.core.messages import Credits, Ending, EndingKind, Lease
+from services.worker.core.messages import Credits, Ending, EndingKind, EngineFailed, EngineFinished, Lease
 from services.worker.engine import EngineRequest, read_as_message
 from services.worker.outputs import RunOutput
 
@@ -24,7 +24,7 @@ class Run:
     """A delivered request. Times are Unix nanoseconds, 0 until they are known."""
 
     __slots__ = (
-        "_in_parts", "_read_as_message", "completed_ns", "delivered_ns", "ending",
+        "_in_parts", "_outgrown", "_read_as_message", "completed_ns", "delivered_ns", "ending",
         "engine_started_ns", "first_token_ns", "generation", "last_token_ns", "lease", "output",
         "prompt_ids", "prompt_text", "request", "run_id", "sampling", "submitted_ns",
         "tell_at_tokens", "tokenized_ns", "watched",
@@ -48,6 +48,8 @@ class Run:
         self._read_as_message = read_as_message(request, tells_reasoning)
         """The chat whose answer is read as a message, if it is."""
         self._in_parts = _in_parts(self._read_as_message)
+        self._outgrown = False
+        """Whether it was found to be so, and is being ended."""
         self.submitted_ns = submitted_ns
         self.delivered_ns = delivered_ns
         self.output = RunOutput(self._read_as_message is not None)
@@ -92,6 +94,14 @@ class Run:
             self.request.model,
         )
 
+    def engine_ended(self) -> EngineFinished | EngineFailed:
+        """Return what the session hears at the last output of the engine."""
+        run_id, output = self.run_id, self.output
+        if output.given_up():
+            text = f"the engine gave up on the request (finish reasons: {', '.join(output.finish_reasons)})"
+            return EngineFailed(run_id, False, "engine_error", text, output_tokens=output.tokens)
+        return EngineFinished(run_id, output.tokens, output.preemptions, not output.stopped_by_string())
+
     def finish(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return the encoded Complete of this run; once, for what it is made of is not kept beside it.
 
@@ -101,7 +111,7 @@ class Run:
         complete = self._complete(ending, model, spent)
         if len(complete) > MAX_REQUEST_BYTES:
             log.warning("%s: the result is too large: %d bytes", self.run_id, len(complete), extra=self.about)
-            self.ending = _too_large(len(complete), self._largest())
+            self.ending = _too_large(f"{len(complete)}", self._largest())
             complete = self._complete(self.ending, model, spent)
         self.request.ClearField("prompt")
         self._read_as_message = None
@@ -110,11 +120,23 @@ class Run:
         self.output = RunOutput()
         return complete
 
+    def outgrown(self) -> Ending | None:
+        """Return, once, how this run is to end if its result cannot be stored any more, however it goes on."""
+        least_bytes = self.output.least_bytes
+        if least_bytes <= MAX_REQUEST_BYTES or self._outgrown:
+            return None
+        self._outgrown = True
+        tokens = self.output.tokens
+        text = "%s: the result is too large: %d bytes with %d tokens; the run is ended"
+        log.warning(text, self.run_id, least_bytes, tokens, extra=self.about)
+        return _too_large(f"more than {least_bytes}", self._largest())
+
     def _complete(self, ending: Ending, model: str, spent: Credits) -> bytes:
         """Return what only this worker knows; under which names it was asked for is what the queue knows."""
         if ending.kind is EndingKind.FAILED:
             return wire.failed(self.lease, ending)
         output, result = self.output, pb.Result()
+        more: list[bytes] = []
         result.outcome = wire.OUTCOMES[ending.kind]
         result.model = model
         result.preemptions = output.preemptions
@@ -135,10 +157,10 @@ class Run:
         on_credit.released_blocks = spent.released_blocks
         on_credit.tokenizer_acks = spent.tokenizer_acks
         if ending.kind is EndingKind.COMPLETED:
-            output.fill(result, self.prompt_text)
+            more = output.fill(result, self.prompt_text)
         else:
             result.error.CopyFrom(wire.error_of(ending))
-        return wire.completed(self.lease, result)
+        return wire.completed(self.lease, result, more)
 
     def _largest(self) -> str:
         """Return the field that most of a result is there for."""
@@ -149,14 +171,13 @@ class Run:
     def token_messages(self) -> list[bytes]:
         """Return the deltas a watcher has not been sent, encoded."""
         messages = []
-        for delta in self.output.deltas(self.lease.request_id, self.lease.attempt):
-            message = wire.tokens(delta)
+        for delta, logprobs in self.output.deltas(self.lease.request_id, self.lease.attempt):
+            message = wire.tokens(delta, logprobs)
             if len(message) > MAX_REQUEST_BYTES:
                 # The whole result will say the same with its own limit; the text still arrives in time.
                 log.warning(
                     "%s: a delta's log probabilities are too large and were left out", self.run_id, extra=self.about
                 )
-                delta.ClearField("logprobs")
                 message = wire.tokens(delta)
             messages.append(message)
         return messages
@@ -166,7 +187,7 @@ def _in_parts(chat: pb.ChatPrompt | None) -> bool:
     return chat is not None and (chat.tools.in_parts or chat.as_message.in_parts)
 
 
-def _too_large(size_bytes: int, field: str) -> Ending:
+def _too_large(size_bytes: str, field: str) -> Ending:
     fewer = "tokens" if field == "sampling.max_tokens" else "logprobs"
     return Ending(
         EndingKind.REJECTED,

@@ -388,9 +388,12 @@ class Runner:
         if tokens:
             self._observe_tokens(run)
         if step.finished:
-            self.post(_end_of(run))
+            self.post(run.engine_ended())
             self._metrics.cached_tokens.inc(run.output.cached_tokens)
             return
+        outgrown = run.outgrown()
+        if outgrown is not None:
+            self._spawn(self._refuse(run, outgrown), f"refuse {run.run_id}")
         self._tell_progress(run)
         if tokens and run.watched:
             self.post(m.EngineTokens(run.run_id))
@@ -408,6 +411,16 @@ class Runner:
             self._metrics.inter_token.observe(gap_s)
 
     async def _abort(self, run: Run) -> None:
+        await self._leave_engine(run)
+        self.post(m.EngineAborted(run.run_id, run.output.tokens, run.output.preemptions))
+
+    async def _refuse(self, run: Run, ending: m.Ending) -> None:
+        """End a run that goes on in vain. If it ends otherwise meanwhile, the session has heard of that before."""
+        await self._leave_engine(run)
+        tokens = run.output.tokens
+        self.post(m.EngineFailed(run.run_id, True, ending.code, ending.message, ending.param, tokens))
+
+    async def _leave_engine(self, run: Run) -> None:
         """Stop the generation first, so that a start still under way cannot come after the abort.
 
         What an engine holds that fails to abort nobody can say, so nothing may be granted on it any more.
@@ -427,18 +440,8 @@ class Runner:
         except Exception as error:
             log.exception("%s: the engine cannot abort it", run.run_id, extra=run.about)
             self.died(f"the engine cannot abort a run: {type(error).__name__}: {error}")
-        self.post(m.EngineAborted(run.run_id, run.output.tokens, run.output.preemptions))
 
 
 def _report_audit(effect: m.AuditFailed, _: int) -> None:
     for violation in effect.violations:
         log.error("the audit found: %s", violation)
-
-
-def _end_of(run: Run) -> m.Message:
-    """Return what the session hears at the last output of a run."""
-    run_id, output = run.run_id, run.output
-    if output.given_up():
-        text = f"the engine gave up on the request (finish reasons: {', '.join(output.finish_reasons)})"
-        return m.EngineFailed(run_id, False, "engine_error", text, output_tokens=output.tokens)
-    return m.EngineFinished(run_id, output.tokens, output.preemptions, not output.stopped_by_string())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.openai.speakable import spelt
 from penstock.queue.v1 import queue_pb2 as q
 from penstock.request.v1 import request_pb2 as pb
 from penstock.scheduler.v1 import scheduler_pb2 as s
-from services.rpc.encoding import length_tag, number_field, number_tag, text_field, wrapped
+from services.rpc.encoding import length_tag, number_field, number_tag, text_field, varint, wrapped
 from services.worker.core import messages as m
 from services.worker.core.messages import Cause, EndingKind
 from services.worker.engine import EngineShape, PromptSpec
@@ -254,9 +254,16 @@ def withdraw(grant: str) -> q.WorkerToQueue:
     return q.WorkerToQueue(withdraw=q.Withdraw(grant=grant))
 
 
-def completed(lease: m.Lease, result: pb.Result) -> bytes:
-    """Return the encoded WorkerToQueue with a Complete that has a result."""
-    return wrapped(_COMPLETE, _lease_field(lease) + wrapped(_COMPLETE_RESULT, result.SerializeToString()))
+def completed(lease: m.Lease, result: pb.Result, more: Sequence[bytes] = ()) -> bytes:
+    """Return the encoded WorkerToQueue with a Complete that has a result, and encoded fields of it behind, in parts.
+
+    They may be megabytes, and are copied once.
+    """
+    of_lease, head = _lease_field(lease), result.SerializeToString()
+    size = len(head) + sum(map(len, more))
+    of_result = _COMPLETE_RESULT + varint(size)
+    before = _COMPLETE + varint(len(of_lease) + len(of_result) + size) + of_lease + of_result
+    return b"".join([before, head, *more])
 
 
 def failed(lease: m.Lease, ending: m.Ending) -> bytes:
@@ -274,9 +281,9 @@ def error_of(ending: m.Ending) -> pb.RequestError:
     return pb.RequestError(code=told(ending.code), message=told(ending.message), param=told(ending.param))
 
 
-def tokens(delta: pb.TokenDelta) -> bytes:
-    """Return the encoded WorkerToQueue with a TokenDelta."""
-    return wrapped(_TOKENS, delta.SerializeToString())
+def tokens(delta: pb.TokenDelta, more: bytes = b"") -> bytes:
+    """Return the encoded WorkerToQueue with a TokenDelta, and `more` encoded fields of it behind."""
+    return wrapped(_TOKENS, delta.SerializeToString() + more)
 
 
 def renew(leases: Iterable[m.Lease]) -> q.WorkerToQueue:

@@ -122,7 +122,7 @@ class Both:
         lines: list[str] = []
         top = fields.get("top_logprobs", 0) if fields.get("logprobs") else None
         for output in self._outputs(list(run.prompt_ids), script, fields):
-            step = engine_step(output, top, None, self._tokenizer.decode)
+            step = engine_step(output, top)
             run.output.take(step if reader is None else reader.read(step))
             for message in run.token_messages():
                 lines += chunks.of_delta(queue_pb2.WorkerToQueue.FromString(message).tokens)

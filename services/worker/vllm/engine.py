@@ -318,6 +318,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
+        from services.worker.vllm.logprobs import PromptLogprobs, most_held_back
         from services.worker.vllm.sampling import COMPLAINTS, engine_step, refuse_dead_end
 
         run_id = request.run_id
@@ -325,19 +326,20 @@ class VllmEngine:
         said: dict[str, Any] = {} if message is None else message.of_engine()
         said["priority"] = priority_of(request.guaranteed)
         said["lora_request"] = self._adapters.get(request.model)
-        interval = self._pace.begin(run_id, request.tell_at_tokens)
+        interval = self._pace.begin(run_id, request.tell_at_tokens, most_held_back(params))
         if interval is not None:
             params.stream_interval = interval
         outputs = self._llm.generate(tokens_input(list(request.prompt_ids)), params, run_id, **said)
-        decode = self._llm.get_tokenizer().decode
+        of_prompt = PromptLogprobs(params.prompt_logprobs, self._llm.get_tokenizer().decode)
         preemptions = RunPreemptions(getattr(self._llm, "output_processor", None), run_id)
         first = True
         try:
             async for output in outputs:
-                if first and self._pace.wanted(run_id) != request.tell_at_tokens:
-                    # It changed before vLLM knew the run.
-                    self._pace.apply(run_id)
-                step = engine_step(output, params.logprobs, params.prompt_logprobs, decode, preemptions.count(output))
+                self._pace.handed_over(run_id, request.tell_at_tokens, first)
+                for piece in of_prompt.pieces(output):
+                    yield piece
+                    await asyncio.sleep(0)
+                step = engine_step(output, params.logprobs, preemptions.count(output))
                 refuse_dead_end(step, params, first, self._loads)
                 first = False
                 yield step if message is None else message.read(step)

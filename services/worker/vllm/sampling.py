@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vllm import SamplingParams
@@ -13,9 +13,10 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from penstock.limits import MAX_REQUEST_BYTES
 from penstock.request.v1 import request_pb2 as pb
-from services.worker.engine import ChoiceStep, EngineStep, RequestRefusedError, TokenProbability
-from services.worker.outputs import least_prompt_logprobs
+from services.worker.engine import ChoiceStep, EngineStep, RequestRefusedError
+from services.worker.logprobs import least_prompt_logprobs
 from services.worker.untrusted import refuse_transfer
+from services.worker.vllm.logprobs import of_choice
 
 MODEL_DEFAULTS: dict[str, float] = {
     "repetition_penalty": 1.0,
@@ -78,7 +79,7 @@ def sampling_params(
         values["prompt_logprobs"] = sampling.logprobs
     stop_token_ids = [*sampling.stop_token_ids, *(model_defaults.get("stop_token_ids") or ())]
     try:
-        return SamplingParams.from_optional(
+        params = SamplingParams.from_optional(
             **values,
             max_tokens=max_tokens,
             stop=list(sampling.stop) or None,
@@ -94,6 +95,9 @@ def sampling_params(
         )
     except COMPLAINTS as error:
         raise refusal(error) from None
+    # In lists, not as an object for each, of which the front-end keeps all while a run goes on.
+    params.flat_logprobs = True
+    return params
 
 
 def _structured(sampling: pb.SamplingParams) -> StructuredOutputsParams | None:
@@ -196,48 +200,19 @@ def refuse_dead_end(step: EngineStep, params: SamplingParams, first: bool, loads
         raise RequestRefusedError("invalid_parameter", text, STRUCTURED)
 
 
-def engine_step(
-    output: RequestOutput, top: int | None, prompt_top: int | None, decode: Callable[[int], str], preemptions: int = 0
-) -> EngineStep:
-    """Return a delta output of vLLM; `top` and `prompt_top` are the log probabilities asked for, None for none.
+def engine_step(output: RequestOutput, top: int | None, preemptions: int = 0) -> EngineStep:
+    """Return a delta output of vLLM, without what it says of the prompt.
 
-    `decode` gives the text of a token that the engine says nothing of, `preemptions` are those of the whole run.
+    `top` are the log probabilities asked for, None for none; `preemptions` are those of the whole run.
     """
     return EngineStep(
         [_choice(choice, top) for choice in output.outputs],
         output.finished,
         cached_tokens=output.num_cached_tokens or 0,
         preemptions=preemptions,
-        prompt_logprobs=_prompt_logprobs(output, prompt_top, decode),
     )
 
 
 def _choice(choice: CompletionOutput, top: int | None) -> ChoiceStep:
-    logprobs: Sequence[TokenProbability] = ()
-    if top is not None and choice.logprobs is not None:
-        pairs = zip(choice.token_ids, choice.logprobs, strict=False)
-        logprobs = [_probability(token_id, position, top) for token_id, position in pairs]
+    logprobs = of_choice(choice, top)
     return ChoiceStep(choice.index, choice.token_ids, choice.text, logprobs, choice.finish_reason, choice.stop_reason)
-
-
-def _prompt_logprobs(
-    output: RequestOutput, top: int | None, decode: Callable[[int], str]
-) -> Sequence[TokenProbability]:
-    if top is None or not output.prompt_logprobs or not output.prompt_token_ids:
-        return ()
-    pairs = zip(output.prompt_token_ids, output.prompt_logprobs, strict=False)
-    return [
-        # Nothing comes before the first token: it has no probability.
-        TokenProbability(token_id, decode(token_id), 0.0, 0) if not position else _probability(token_id, position, top)
-        for token_id, position in pairs
-    ]
-
-
-def _probability(token_id: int, position: Mapping[int, Any], top: int) -> TokenProbability:
-    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
-    likeliest = [_plain(other, entry) for other, entry in ranked if top < 0 or 0 < (entry.rank or 0) <= top]
-    return _plain(token_id, position[token_id])._replace(top=tuple(likeliest))
-
-
-def _plain(token_id: int, entry: Any) -> TokenProbability:
-    return TokenProbability(token_id, entry.decoded_token or "", entry.logprob, entry.rank or 0)

@@ -15,6 +15,7 @@ from services.worker.engine import EngineRequest, PromptSpec, RequestRefusedErro
 from services.worker.outputs import RunOutput
 from tests.contract.worker.conftest import BLOCKS, MOST_PREFILLED, UnderTest
 from tests.support.json_depth import levels_around_the_limit
+from tests.support.results import result_of
 
 pytestmark = [
     pytest.mark.vllm, pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(120),
@@ -66,7 +67,7 @@ async def test_a_stop_token_ends_the_text_and_is_named(made: UnderTest) -> None:
 
 async def test_logprobs_come_for_each_token_likeliest_first(made: UnderTest) -> None:
     output = await run(made, greedy(logprobs=3))
-    choice = output.choices[0]
+    choice = result_of(output).choices[0]
     assert len(choice.logprobs) == len(choice.token_ids) == 12
     for token_id, entry in zip(choice.token_ids, choice.logprobs, strict=True):
         assert entry.token_id == token_id
@@ -79,9 +80,10 @@ async def test_logprobs_come_for_each_token_likeliest_first(made: UnderTest) -> 
 async def test_echo_with_logprobs_gives_the_prompts_logprobs(made: UnderTest) -> None:
     output = await run(made, greedy(logprobs=2), echo=True)
     ids = made.renderer.render(PromptSpec(text="The gate feeds the wheel")).token_ids
-    assert [entry.token_id for entry in output.prompt_logprobs] == list(ids)
-    assert output.prompt_logprobs[0].rank == 0
-    assert all(len(entry.top) == 2 for entry in output.prompt_logprobs[1:])
+    scored = result_of(output).prompt_logprobs
+    assert [entry.token_id for entry in scored] == list(ids)
+    assert scored[0].rank == 0
+    assert all(len(entry.top) == 2 for entry in scored[1:])
 
 
 async def test_a_seed_repeats_what_was_sampled(made: UnderTest) -> None:

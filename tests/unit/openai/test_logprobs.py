@@ -10,7 +10,6 @@ import pytest
 
 from penstock.openai.logprobs import chat_logprobs, completion_logprobs
 from penstock.openai.shape import Shape
-from penstock.request.v1 import request_pb2 as pb
 
 TOKENS = {1: "a", 2: "bé", 3: "\ufffd", 4: " dd"}
 SAMPLED = [3, 1]
@@ -38,6 +37,7 @@ def test_log_probabilities_are_written_as_vllms_server_does(top: int, as_ids: bo
 
     from services.worker.outputs import RunOutput
     from services.worker.vllm.sampling import engine_step
+    from tests.support.results import result_of
 
     positions = [
         {token_id: Logprob(value, rank, TOKENS[token_id]) for token_id, (value, rank) in entries.items()}
@@ -46,10 +46,9 @@ def test_log_probabilities_are_written_as_vllms_server_does(top: int, as_ids: bo
     server: Any = SimpleNamespace(return_tokens_as_token_ids=False, _get_decoded_token=chat._get_decoded_token)
     server._get_top_logprobs = lambda *args, **named: chat._get_top_logprobs(server, *args, **named)
     output = RequestOutput("r", None, [9], None, [CompletionOutput(0, "", SAMPLED, None, positions)], True)
-    run, result = RunOutput(), pb.Result()
-    run.take(engine_step(output, top, None, str))
-    run.fill(result, None)
-    ours = result.choices[0].logprobs
+    run = RunOutput()
+    run.take(engine_step(output, top))
+    ours = result_of(run).choices[0].logprobs
 
     theirs = chat._create_chat_logprobs(server, SAMPLED, positions, None, top, None, as_ids)
     shape = Shape(chat=True, logprobs=top, tokens_as_ids=as_ids)

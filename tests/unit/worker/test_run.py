@@ -10,7 +10,7 @@ from penstock.request.v1 import request_pb2 as pb
 from services.worker import run as run_module
 from services.worker.core.messages import Credits, Ending, EndingKind, Lease
 from services.worker.engine import ChoiceStep, EngineStep, TokenProbability
-from services.worker.outputs import least_prompt_logprobs
+from services.worker.logprobs import least_prompt_logprobs
 from services.worker.run import Run
 
 LEASE = Lease("r1", 2, 9)
@@ -85,7 +85,7 @@ def test_an_answer_is_read_as_a_message_where_it_is_wanted_and_can_be(
     assert asked.chat == (chat if is_read else None)
     assert asked.tell_at_tokens == (1 if every_step else 40)
     run.output.take(step(ChoiceStep(0, (7,), "seven")))
-    (delta,) = run.output.deltas("r1", 2)
+    ((delta, _),) = run.output.deltas("r1", 2)
     assert delta.as_message == is_read, "who shows it must know whether to show the text"
 
 
@@ -184,8 +184,8 @@ def test_a_result_that_is_too_large_names_the_field_that_made_it_so(
     run = made(sampling=pb.SamplingParams(**asked))  # type: ignore[arg-type]
     entry = TokenProbability(1, "a", -1.0, 1, (TokenProbability(1, "a", -1.0, 1),))
     text = "x" * (MAX_REQUEST_BYTES + 1)
+    run.output.take(EngineStep([], False, prompt_logprobs=[entry] * of_prompt))
     run.output.take(step(ChoiceStep(0, (1,), text, [entry] * of_output, finish_reason="length"), finished=True))
-    run.output.prompt_logprobs = [entry] * of_prompt
     result = sent(run.finish(DONE, "tiny", SPENT)).result
     assert (result.error.code, result.error.param) == ("result_too_large", field)
 
@@ -198,11 +198,9 @@ def test_no_prompts_log_probabilities_take_less_than_is_said(top: int, certain: 
     )
     entry = TokenProbability(0, "", 0.0 if certain else -1.0, 1, likeliest)
     run = made()
-    result = pb.Result()
-    run.output.prompt_logprobs = [TokenProbability(0, "", 0.0, 0), *[entry] * 99]
-    run.output.fill(result, None)
+    run.output.take(EngineStep([], False, prompt_logprobs=[TokenProbability(0, "", 0.0, 0), *[entry] * 99]))
     least = least_prompt_logprobs(100, top)
-    assert least <= result.ByteSize()
+    assert least <= len(b"".join(run.output.fill(pb.Result(), None)))
     assert least or top < 2
 
 

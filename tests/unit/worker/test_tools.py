@@ -42,16 +42,16 @@ def test_a_new_watcher_gets_every_part_again_and_the_result_the_message() -> Non
     output = RunOutput()
     part = Part(0, "c", "clock", "{", 0, False)
     output.take(EngineStep([ChoiceStep(0, (1,), "a", parts=[part])], False))
-    (told,) = output.deltas("r-1", 1)
+    ((told, _),) = output.deltas("r-1", 1)
     assert list(told.parts) == [pb.ToolPart(call=0, id="c", name="clock", text="{")]
     message = pb.ToolMessage(tool_calls=[pb.ToolCall(id="c", name="clock", arguments="{}")])
     rest = Part(0, "", "", "}", 1, False)
     last = ChoiceStep(0, (2,), "b", finish_reason="tool_calls", parts=[rest], message=message)
     output.take(EngineStep([last], True))
-    (told,) = output.deltas("r-1", 1)
+    ((told, _),) = output.deltas("r-1", 1)
     assert list(told.parts) == [pb.ToolPart(call=0, text="}", offset=1)]
     output.untell()
-    (told,) = output.deltas("r-1", 1)
+    ((told, _),) = output.deltas("r-1", 1)
     assert list(told.parts) == [pb.ToolPart(call=0, id="c", name="clock", text="{}")]
     result = pb.Result()
     output.fill(result, None)
