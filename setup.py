@@ -22,13 +22,13 @@ COMPILED: dict[str, str] = {
     "services/queue/storage": "batches health loading rocksdb_errors rocksdb_store spot_check store synced",
     "services/queue/submits": "intake torn turns validate",
     "services/queue/watch": "batch_log hub",
-    "services/scheduler/core": """audit backlog counters drains entry fleet hopeless ledger lifecycle machine
-        messages roster snapshot standby standing waiting windows""",
+    "services/scheduler/core": """audit backlog counters drains entry fleet geometry hopeless ledger lifecycle
+        machine messages roster snapshot standby standing waiting windows""",
     "services/scheduler/core/admission": """bookings estimate forecast lead lengths margin policies policy predictive
         prompts recompute""",
     "services/scheduler/core/sharing": """arbiter aside beyond bids channel claims deposits guarantees heads
         hold_time holds kept largest lately line longest older openings places precedence reach
-        rules savings share tiers""",
+        rules savings share tiers widest""",
     "services/scheduler": "links runner wire",
     "services/worker/core": """audit engine_view entry lifecycle messages peers prompt_line reservations session sizing
         standing token_news tokenizing values watchdog""",

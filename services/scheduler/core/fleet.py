@@ -7,17 +7,21 @@ once and not once per worker. Their capacities may differ.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
 from services.core.drain import NEVER_ASKED, Drain
+from services.scheduler.core.geometry import Geometries, GroupKey, token_geometry
 from services.scheduler.core.ledger import Ledger
 from services.scheduler.core.messages import EngineReport, EngineShape, WorkerOpened
 
 MOST_SERVED_MODELS = 1024
 """Names the queue is told of as served, the protocol's bound. Each may have a window announced in every channel, so the
 scheduler's memory follows from it."""
+
+LINKING_LOOKS = 8
+"""Groups among which one is looked for that has all models by which one that leaves has linked others."""
 
 POOLS_REMEMBERED = 64
 """Pools without a worker whose accounts are kept: what channels had paid and owe when the last one's stream broke."""
@@ -26,16 +30,8 @@ MOST_SEQUENCES = 1 << 20
 """Requests a fleet is believed to run at once. Windows, and so the scheduler's memory, follow from it."""
 
 
-GroupKey = tuple[tuple[str, ...], EngineShape]
-"""What the workers of a group have in common: the models they answer to and their token geometry."""
-
 Groups = dict[GroupKey, int]
 """The largest capacity in blocks of each group."""
-
-
-def token_geometry(shape: EngineShape) -> EngineShape:
-    """Return the shape without what does not decide how many blocks a request needs."""
-    return shape.replace(capacity_blocks=0, max_num_seqs=0)
 
 
 class Pool:
@@ -68,9 +64,11 @@ class Pool:
 class Group:
     """Workers that differ only in capacity and speed. `shape` has the capacity of the largest."""
 
-    models: tuple[str, ...]
+    key: GroupKey
     shape: EngineShape
     pool: Pool
+    geometry: int = 0
+    """The number of its token geometry: groups that have the same count tokens into blocks alike."""
     workers: dict[int, Worker] = field(default_factory=dict)
     least_blocks: int = 0
     """Capacity of the smallest."""
@@ -78,9 +76,9 @@ class Group:
     """One of those of which a sequence is the least part."""
 
     @property
-    def key(self) -> GroupKey:
-        """What tells it from others: one that comes when its last worker has gone may be as it was."""
-        return self.models, token_geometry(self.shape)
+    def models(self) -> tuple[str, ...]:
+        """The names its workers answer to."""
+        return self.key.models
 
     def measure(self) -> None:
         """Find the largest and least capacity after a worker has come or gone; one that is away for a moment counts."""
@@ -210,10 +208,22 @@ class Pools:
             other.models = {""}
         self._take(pool, [group])
 
-    def remove(self, group: Group) -> None:
-        """Forget a group that is gone; what it alone has linked is apart from then on."""
+    def remove(self, group: Group, serving: Mapping[str, list[Group]]) -> None:
+        """Forget a group that is gone; what it alone has linked is apart from then on.
+
+        `serving` are those that are left, by model.
+        """
         pool, group.pool = group.pool, Pool()
         left = [other for other in pool.groups if other is not group]
+        if left and _stay_linked([model for model in group.models if model in serving], serving):
+            for model in group.models:
+                if model not in serving:
+                    pool.models.discard(model)
+                    self._by_model.pop(model, None)
+            self.pools.remove(pool)
+            self.pools.append(pool)
+            pool.groups = left
+            return
         for model in pool.models:
             self._by_model.pop(model, None)
         self.pools.remove(pool)
@@ -256,6 +266,16 @@ class Pools:
             self._by_model.update(dict.fromkeys(group.models, pool))
 
 
+def _stay_linked(models: list[str], serving: Mapping[str, list[Group]]) -> bool:
+    """Return whether groups that a group has linked by these models, which it shares with them, are linked without it.
+
+    They are by one model alone, and by several that any of them has; where it takes more to tell the answer is no.
+    """
+    if len(models) == 1:
+        return True
+    return any(all(model in other.models for model in models) for other in serving[models[0]][:LINKING_LOOKS])
+
+
 class Fleet:
     """Every live epoch, and which one is the present life of each worker."""
 
@@ -273,6 +293,8 @@ class Fleet:
         self._serving: dict[str, list[Group]] = {}
         """All names that anybody answers to: what callers make up is looked up in vain, and costs no more."""
         self._nobody: list[Group] = []
+        self.geometries = Geometries()
+        """To be read and not changed."""
         self._models: tuple[str, ...] | None = ()
         self._pools = Pools()
         self.changes = 0
@@ -354,10 +376,10 @@ class Fleet:
         return self._serving
 
     def _group(self, opened: WorkerOpened) -> Group:
-        key = opened.models, token_geometry(opened.shape)
+        key = GroupKey(opened.models, token_geometry(opened.shape))
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(opened.models, opened.shape, Pool())
+            group = self._groups[key] = Group(key, opened.shape, Pool(), self.geometries.add(key.geometry))
             self._pools.add(group)
             self._models = None
             for model in dict.fromkeys(("", *group.models)):
@@ -367,12 +389,13 @@ class Fleet:
     def _forget(self, group: Group) -> None:
         """Answer with a group no more that has lost its last worker."""
         del self._groups[group.key]
-        self._pools.remove(group)
         self._models = None
         for model in dict.fromkeys(("", *group.models)):
             self._serving[model] = [other for other in self._serving[model] if other is not group]
             if not self._serving[model]:
                 del self._serving[model]
+        self._pools.remove(group, self._serving)
+        self.geometries.remove(group.key.geometry)
 
     def models(self) -> tuple[str, ...]:
         """Return what may be asked for and somebody serves, sorted: all names of every worker, and "" for any.
@@ -380,7 +403,11 @@ class Fleet:
         Of more than MOST_SERVED_MODELS they are those of the groups that came first.
         """
         if self._models is None:
-            names = dict.fromkeys(name for group in self._groups.values() for name in ("", *group.models))
+            names: dict[str, None] = {}
+            for group in self._groups.values():
+                names.update(dict.fromkeys(("", *group.models)))
+                if len(names) >= MOST_SERVED_MODELS:
+                    break
             self._models = tuple(sorted(islice(names, MOST_SERVED_MODELS)))
         return self._models
 

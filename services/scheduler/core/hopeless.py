@@ -17,6 +17,7 @@ class Hopeless:
         """Start with no worker: nothing is hopeless."""
         self._fleet = fleet
         self._seen: Groups = {}
+        self._served: set[str] = set()
 
     def opened(self) -> None:
         """Note a worker that has opened its stream: what is announced from now on is held against it.
@@ -33,14 +34,9 @@ class Hopeless:
         if groups == self._seen:
             return set()
         before, self._seen = self._seen, groups
-        names: set[str] = set()
+        served, self._served = self._served, set(self._fleet.served())
+        names = self._served - served
         for group, blocks in before.items():
             if groups.get(group, -1) < blocks:
-                names.update(("", *group[0]))
-        served = served_by(before)
-        return names | {name for name in served_by(groups) if name not in served}
-
-
-def served_by(groups: Groups) -> set[str]:
-    """Return what may be asked for where there are these groups."""
-    return {name for models, _geometry in groups for name in ("", *models)}
+                names.update(("", *group.models))
+        return names

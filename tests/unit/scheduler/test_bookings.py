@@ -49,9 +49,9 @@ def test_groups_that_are_gone_are_not_remembered() -> None:
     rig.announce("batch", 60)
     (entry,) = rig.machine.channel("batch").lines[""].entries()
     for _ in range(5):
-        rig.open("own", shape(20), aliases=("adapter",))
+        rig.open("own", shape(20).replace(max_model_len=9_000))
         rig.tell(m.WorkerClosed(rig.worker("own").epoch))
         rig.wait(10_000)
         rig.tell(m.Tick())
     assert entry.booked is not None
-    assert set(entry.booked.by_group) == {rig.worker("large").group}
+    assert set(entry.booked.by_geometry) == {rig.worker("large").group.geometry}

@@ -15,7 +15,7 @@ from services.scheduler.core.entry import Entry
 from services.scheduler.core.fleet import Worker
 from services.scheduler.core.sharing import places
 from services.scheduler.core.sharing.line import FRONT_REQUESTS, Line, order
-from services.scheduler.core.sharing.openings import MOST_KINDS, Openings, Rooms
+from services.scheduler.core.sharing.openings import MOST_KINDS, Growth, Openings, Rooms
 from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.sharing.share import Share
 from tests.support.scheduling import Rig, announced, shape
@@ -29,7 +29,7 @@ def test_workers_come_by_room_and_one_that_refused_stays_away_until_its_room_gro
     rig = Rig({"a": Share()})
     for number, capacity in enumerate((10, 30, 20)):
         rig.open(f"w{number}", shape(capacity))
-    rooms = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks)
+    rooms = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks, Growth())
     openings = rooms.of((1, 0))
     assert names(openings, 5) == ["w1", "w2", "w0"]
     assert names(openings, 15) == ["w1", "w2"]
@@ -59,7 +59,7 @@ def test_workers_of_other_sizes_are_not_looked_at() -> None:
         looked_at.append(worker.worker_id)
         return worker.reach_blocks
 
-    openings = Rooms(rig.worker("small").group, reach).of((1, 0))
+    openings = Rooms(rig.worker("small").group, reach, Growth()).of((1, 0))
     assert openings.most_blocks(60) == 50
     looked_at.clear()
     found = openings.roomiest_first(10, 0, below_blocks=100)
@@ -82,7 +82,7 @@ def test_of_any_sizes_they_come_by_room(
     rig = Rig({"a": Share()})
     for number, capacity in enumerate(capacities):
         rig.open(f"w{number}", shape(capacity))
-    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks).of((1, 0))
+    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks, Growth()).of((1, 0))
     workers = list(rig.machine.fleet)
     for worker, taken in zip(workers, held, strict=False):
         if 0 < taken <= worker.shape.capacity_blocks:
@@ -97,7 +97,7 @@ def test_a_worker_may_be_refused_while_they_are_looked_at() -> None:
     rig = Rig({"a": Share()})
     for number in range(5):
         rig.open(f"w{number}", shape(10))
-    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks).of((1, 0))
+    openings = Rooms(rig.worker("w0").group, lambda worker: worker.reach_blocks, Growth()).of((1, 0))
     seen = []
     for worker in openings.roomiest_first(3, 0):
         seen.append(worker.worker_id)
@@ -135,7 +135,7 @@ def test_a_line_is_a_sorted_list_however_it_is_entered_and_left(seed: int) -> No
 def test_what_one_kind_is_refused_another_may_have() -> None:
     rig = Rig({"a": Share()})
     rig.open("w", shape(10))
-    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks)
+    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks, Growth())
     assert names(rooms.of((2, 0)), 10) == ["w"]
     rooms.of((2, 0)).refuse(rig.worker("w"), 1)
     assert names(rooms.of((2, 0)), 1) == []
@@ -147,7 +147,7 @@ def test_what_one_kind_is_refused_another_may_have() -> None:
 def test_whoever_makes_up_kinds_does_not_fill_the_memory() -> None:
     rig = Rig({"a": Share()})
     rig.open("w", shape(10))
-    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks)
+    rooms = Rooms(rig.worker("w").group, lambda worker: worker.reach_blocks, Growth())
     first = rooms.of((1, 0))
     assert all(rooms.of((number, 0)) is not first for number in range(2, MOST_KINDS + 2))
     assert rooms.of((1, 0)) is not first

@@ -28,7 +28,8 @@ it.
 
 **Nothing is looked at twice.** A worker that has no room for a channel is left alone until something ends there
 (`openings`), and a pass before which nothing ended and nobody came to the front of a line does nothing. A grant
-takes O(channels), amortised, however many wait and however many workers there are.
+takes O(channels), amortised, however many wait and however many workers there are; of groups of workers it looks at
+those that may have room (`widest`).
 """
 
 from __future__ import annotations
@@ -420,8 +421,8 @@ class Arbiter:
     def _cancel_outdated(self) -> None:
         """End savings for what their heads would not book there any more, as where only a larger worker has come."""
         for saving in self._savings:
-            found = self._bookings.of(saving.entry)
-            if not any(group is saving.worker.group and blocks == saving.blocks for group, blocks, _ in found):
+            found = self._bookings.options(saving.entry).by_group.get(saving.worker.group)
+            if found is None or found[1] != saving.blocks:
                 self._cancel(saving)
 
     def _cancel(self, saving: Saving) -> None:

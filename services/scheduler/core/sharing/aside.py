@@ -11,7 +11,8 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.entry import Entry
-from services.scheduler.core.fleet import Fleet, Group, GroupKey, Groups, Pool, Worker
+from services.scheduler.core.fleet import Fleet, Group, Groups, Pool, Worker
+from services.scheduler.core.geometry import GroupKey
 from services.scheduler.core.sharing.channel import Account, Channel
 from services.scheduler.core.sharing.line import Line
 from services.scheduler.core.sharing.longest import Longest
@@ -97,7 +98,7 @@ class Aside:
         if before is None:
             return None
         changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        return {model for models, _ in changed for model in models}
+        return {model for key in changed for model in key.models}
 
     def _find_needs(self, channel: Channel, models: set[str] | None) -> None:
         """Bring back who is within reach by what it needs, and who can be held by no worker there is at all.
@@ -110,7 +111,7 @@ class Aside:
                 continue
             channel.beyond.discard(entry)
             if needed_blocks and not self._reach.holds(needed_blocks):
-                channel.beyond.add(line, entry, needed_blocks)
+                channel.beyond.add(line, entry, dict(needed_blocks))
             else:
                 channel.bring_back_from_beyond([(line, entry)])
 
@@ -175,7 +176,7 @@ class Aside:
             if not self._has_look(line):
                 self._leave(account, line)
                 break
-            channel.set_head_aside(line, needed_blocks, for_last)
+            channel.set_head_aside(line, dict(needed_blocks), for_last)
         return found
 
     def _has_look(self, line: Line) -> bool:
@@ -259,8 +260,8 @@ class Aside:
         return any(map(self._reach.takes_grants, self._fleet.serving(line.model)))
 
     def _needed_blocks(self, entry: Entry) -> dict[Group, int]:
-        """Return what a worker must have to hold the entry, in the groups that may get it."""
-        return {group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(entry)}
+        """Return what a worker must have to hold the entry, in the groups that may get it; to be read alone."""
+        return self._bookings.options(entry).needed_blocks
 
     def _is_hopeless(self, account: Account, entry: Entry, has_room: bool) -> bool:
         """Return whether lower tiers leave a head no room and have left it none for long, if they ever did."""

@@ -18,8 +18,9 @@ from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.beyond import Beyond, Place
 from services.scheduler.core.sharing.hold_time import HoldTime
 from services.scheduler.core.sharing.line import Line, order
-from services.scheduler.core.sharing.openings import Kind, Openings, Rooms
+from services.scheduler.core.sharing.openings import Kind, Openings
 from services.scheduler.core.sharing.share import Share
+from services.scheduler.core.sharing.widest import AllRooms
 
 
 class Account:
@@ -123,8 +124,10 @@ class Channel:
         self.line_ended = False
         self.uncovered = False
         self.moved: dict[Line, None] = {}
-        self._rooms: dict[Group, Rooms] = {}
-        self._guaranteed: dict[Group, Rooms] = {}
+        self.rooms = AllRooms(_reach_blocks)
+        """Where requests may find room."""
+        self.guaranteed_rooms = AllRooms(self._rest_of_guarantee)
+        """Where requests may go first: workers by what is left of the guarantee."""
         self._waiting = 0
         self.beyond = Beyond()
         """Who is aside because only workers that are away could hold it."""
@@ -331,17 +334,7 @@ class Channel:
 
     def openings(self, group: Group, kind: Kind) -> Openings:
         """Return where in the group requests of a kind may find room."""
-        found = self._rooms.get(group)
-        if found is None:
-            found = self._rooms[group] = Rooms(group, _reach_blocks)
-        return found.of(kind)
-
-    def guaranteed(self, group: Group, kind: Kind) -> Openings:
-        """Return where in the group requests of a kind may go first: workers by what is left of the guarantee."""
-        found = self._guaranteed.get(group)
-        if found is None:
-            found = self._guaranteed[group] = Rooms(group, self._rest_of_guarantee)
-        return found.of(kind)
+        return self.rooms.openings(group, kind)
 
     def _rest_of_guarantee(self, worker: Worker) -> int:
         if not worker.displaces:
@@ -350,20 +343,14 @@ class Channel:
 
     def room_grew(self, worker: Worker) -> None:
         """Note that the worker may have more room for this channel than it had."""
-        for rooms in (self._rooms, self._guaranteed):
-            found = rooms.get(worker.group)
-            if found is not None:
-                found.room_grew(worker)
+        self.rooms.room_grew(worker)
+        self.guaranteed_rooms.room_grew(worker)
 
     def worker_left(self, worker: Worker) -> None:
         """Forget the worker."""
         self.grown.discard(worker)
-        for rooms in (self._rooms, self._guaranteed):
-            found = rooms.get(worker.group)
-            if found is not None:
-                found.remove(worker)
-                if not worker.group.workers:
-                    del rooms[worker.group]
+        self.rooms.worker_left(worker)
+        self.guaranteed_rooms.worker_left(worker)
 
 
 def _reach_blocks(worker: Worker) -> int:

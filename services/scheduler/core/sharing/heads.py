@@ -237,7 +237,7 @@ class Heads:
         """Return where its ceiling keeps a head out: others of the channel would for ever, if they went before it."""
         if not channel.share.has_ceiling:
             return NONE_KEPT
-        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in self._bookings.of(head)})
+        return Kept(self._bookings.options(head).needed_blocks)
 
     def savings_out_of_turn(self) -> list[Saving]:
         """Return savings that are to end, as others are first in their lines by now.
@@ -363,8 +363,7 @@ class Heads:
 
     def _could_hold(self, account: Account, head: Entry) -> Kept:
         """Return the workers of the pool that could hold the head."""
-        booked = self._bookings.of(head, account.pool)
-        return Kept({group: max(blocks, least_blocks) for group, blocks, least_blocks in booked})
+        return Kept(self._bookings.options(head, account.pool).needed_blocks)
 
     def _bid_to_place(self, account: Account, placement: Placement) -> Bid:
         """Return a bid for a placement, for nothing if that was paid for."""
@@ -402,19 +401,13 @@ class Heads:
     def _place_one_behind(self, account: Account, line: Line, kept: Kept, may_go_first: bool) -> Placement | None:
         """Return a placement for the first request that may pass the head."""
         channel, pool = account.channel, account.pool
-        groups = [group for group in self._fleet.serving(line.model) if group.pool is pool]
-        if all(map(kept.has_all, groups)):
+        if all(kept.has_all(group) for group in self._fleet.serving(line.model) if group.pool is pool):
             return None
         for entry in line.behind():
-            kind, booked = self._places.kind(entry), self._bookings.in_group
-            if not any(
-                booked(entry, group)[0] <= channel.openings(group, kind).most_blocks(kept.from_blocks(group))
-                for group in groups
-            ):
-                continue
-            placement = self._places.find(channel, pool, entry, self._now_ns, kept, may_go_first)
-            if placement is not None:
-                return placement
+            if self._places.is_worth_a_look(channel, pool, entry, kept):
+                placement = self._places.find(channel, pool, entry, self._now_ns, kept, may_go_first)
+                if placement is not None:
+                    return placement
         return None
 
     def _place_guaranteed_behind(self, account: Account) -> Placement | None:

@@ -36,6 +36,8 @@ class Kept:
     def with_those(self, other: Kept) -> Kept:
         """Return these and the others."""
         mine, others = self._needed_blocks, other._needed_blocks.items()
+        if not mine:
+            return other
         smaller = {group: blocks for group, blocks in others if blocks < mine.get(group, ANY_SIZE)}
         return Kept({**mine, **smaller}) if smaller else self
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import merge
-from typing import Final
+from typing import Final, TypeVar
 
 from services.scheduler.core.fleet import Group, Worker
 from services.scheduler.core.messages import Announced
+
+T = TypeVar("T")
 
 Place = tuple[int, int]
 """The hint of a worker, and its epoch."""
@@ -39,11 +41,38 @@ def kind_of(request: Announced, grows: bool) -> Kind:
     return max(request.n, 1), request.max_tokens.bit_length() if grows else 0
 
 
+class Growth:
+    """In which order groups last made room for one channel."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.changes = 0
+        self._grown: dict[Group, int] = {}
+
+    def note(self, group: Group) -> None:
+        """Note that a worker of the group may have more room than its hints say, or that these are forgotten."""
+        self.changes += 1
+        self._grown.pop(group, None)
+        self._grown[group] = self.changes
+
+    def since(self, seen: int) -> list[Group]:
+        """Return the groups whose room grew after `seen` of the changes."""
+        return _since(self._grown, seen)
+
+    def forget(self, group: Group) -> None:
+        """Forget a group that is gone."""
+        self._grown.pop(group, None)
+
+
 class Rooms:
     """The workers of one group, for one channel: in which order they last made room, and openings for each kind."""
 
-    def __init__(self, group: Group, reach_blocks: Callable[[Worker], int]) -> None:
-        """Start with a look at every worker outstanding; `reach_blocks` bounds what the channel could book on one."""
+    def __init__(self, group: Group, reach_blocks: Callable[[Worker], int], growth: Growth) -> None:
+        """Start with a look at every worker outstanding; `reach_blocks` bounds what the channel could book on one.
+
+        `growth` is told of the group whenever there is more to be looked at.
+        """
+        self._growth = growth
         self.group = group
         self.reach_blocks = reach_blocks
         self.changes = 0
@@ -58,6 +87,7 @@ class Rooms:
         if found is None:
             if len(self._kinds) >= MOST_KINDS:
                 self._kinds.clear()
+                self._growth.note(self.group)
             found = self._kinds[kind] = Openings(self)
         return found
 
@@ -66,15 +96,11 @@ class Rooms:
         self.changes += 1
         self._grown.pop(worker, None)
         self._grown[worker] = self.changes
+        self._growth.note(self.group)
 
     def grown_since(self, seen: int) -> list[Worker]:
         """Return the workers whose room grew after `seen` of the changes."""
-        grown: list[Worker] = []
-        for worker, change in reversed(self._grown.items()):
-            if change <= seen:
-                break
-            grown.append(worker)
-        return grown
+        return _since(self._grown, seen)
 
     def remove(self, worker: Worker) -> None:
         """Forget the worker."""
@@ -111,6 +137,15 @@ class Openings:
         """Return the largest booking that any worker may have room for, of those smaller than `below_blocks`."""
         self._take_grown()
         return max((order[-1][0] for order in self._of_sizes(0, below_blocks)), default=0)
+
+    @property
+    def all_taken(self) -> bool:
+        """Whether no look at a worker whose room grew is outstanding: hints are then no less than any could have."""
+        return self._seen == self._rooms.changes
+
+    def hinted_blocks(self) -> int:
+        """Return the largest booking that any worker may have room for, those aside at which a look is outstanding."""
+        return max([order[-1][0] for order in self._orders.values()], default=0)
 
     def roomiest_first(
         self, blocks: int, now_ns: int, least_blocks: int = 0, below_blocks: int = ANY_SIZE
@@ -200,6 +235,16 @@ class Openings:
         del self._hints[epoch]
         if not order:
             del self._orders[size]
+
+
+def _since(changes: dict[T, int], seen: int) -> list[T]:
+    """Return what has changed after `seen` of the changes, the last first."""
+    found: list[T] = []
+    for each, change in reversed(changes.items()):
+        if change <= seen:
+            break
+        found.append(each)
+    return found
 
 
 def size_class(blocks: int) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 from services.scheduler.core.admission.bookings import Bookings
 from services.scheduler.core.admission.policy import Policy
-from services.scheduler.core.entry import Entry
+from services.scheduler.core.entry import Entry, Options, Wanted
 from services.scheduler.core.fleet import Group, Pool, Worker
 from services.scheduler.core.sharing.bids import Placement
 from services.scheduler.core.sharing.channel import Channel
@@ -24,6 +24,7 @@ from services.scheduler.core.sharing.precedence import Precedence
 from services.scheduler.core.sharing.rules import Claim, Rules, below_ceiling
 from services.scheduler.core.sharing.savings import Savings
 from services.scheduler.core.sharing.tiers import Tiers
+from services.scheduler.core.sharing.widest import AllRooms
 
 CHOICES: Final = 2
 """Workers with room that are compared: the second look brings most of what comparing all would (Mitzenmacher, "The
@@ -105,10 +106,34 @@ class Places:
 
         Room counts in bookings of the entry, which in groups of other block sizes are other numbers of blocks.
         """
-        wanted, kind = self._bookings.of(entry, pool), self.kind(entry)
+        options, kind = self._bookings.options(entry, pool), self.kind(entry)
+        wanted = self._may_have_room(channel.rooms, pool, entry, options)
         if len(wanted) == 1:
             return _looks(channel, wanted[0], kind, kept, now_ns)
         return _merged([_looks(channel, each, kind, kept, now_ns) for each in wanted])
+
+    def _may_have_room(self, rooms: AllRooms, pool: Pool, entry: Entry, options: Options) -> list[Wanted]:
+        """Return those of an entry's options in the pool where any worker may have room for it."""
+        wanted = options.wanted
+        if len(wanted) < 2:
+            return wanted
+        widest = rooms.widest(self.kind(entry), entry.announced.model, pool, options.serving)
+        by_group = options.by_group
+        groups = widest.may_have_room(options.least_blocks)
+        return [by_group[group] for group in groups if group in by_group]
+
+    def is_worth_a_look(self, channel: Channel, pool: Pool, entry: Entry, kept: Kept) -> bool:
+        """Return whether any worker of the pool but those that are `kept` may have room for the entry."""
+        options, kind, booked = self._bookings.options(entry, pool), self.kind(entry), self._bookings.in_group
+        groups = options.serving
+        if len(groups) > 1:
+            groups = channel.rooms.widest(kind, entry.announced.model, pool, groups).may_have_room(
+                options.booked_blocks
+            )
+        return any(
+            booked(entry, group)[0] <= channel.openings(group, kind).most_blocks(kept.from_blocks(group))
+            for group in groups
+        )
 
     def find_first(
         self, channel: Channel, pool: Pool, entry: Entry, now_ns: int, kept: Kept = NONE_KEPT
@@ -117,7 +142,8 @@ class Places:
         if not self._engines_preempt or not channel.share.guaranteed_share:
             return None
         best: Placement | None = None
-        for group, blocks, least_blocks in self._bookings.of(entry, pool):
+        options = self._bookings.options(entry, pool)
+        for group, blocks, least_blocks in self._may_have_room(channel.guaranteed_rooms, pool, entry, options):
             if kept.has_all(group):
                 continue
             for worker in self._able(channel, entry, group, (blocks, least_blocks), kept, now_ns):
@@ -133,7 +159,7 @@ class Places:
         It books the first of what is `wanted`, and is proven to need the second.
         """
         blocks, least_blocks = wanted
-        guaranteed = channel.guaranteed(group, self.kind(entry))
+        guaranteed = channel.guaranteed_rooms.openings(group, self.kind(entry))
         able: list[Worker] = []
         for worker in guaranteed.roomiest_first(blocks, now_ns, below_blocks=kept.from_blocks(group)):
             if entry.request_id in worker.ledger or worker.shape.capacity_blocks < least_blocks:
@@ -178,7 +204,8 @@ class Places:
         for group, blocks, least_blocks in self._bookings.of(head, pool):
             # Where others save on all of them, the first tells what there is to tell: that the head might.
             nobody_free = not below and self._savings.are_everywhere(group, channel)
-            if kept.has_all(group) or (nobody_free and wanted_blocks):
+            no_more = not below and self._has_no_more(channel, group, head, best)
+            if kept.has_all(group) or (nobody_free and wanted_blocks) or no_more:
                 continue
             workers = self._large_enough(channel, head, group, max(blocks, least_blocks), now_ns, kept, None)
             for worker, is_taken in self._some_of_each(channel, head, workers):
@@ -195,6 +222,15 @@ class Places:
                 elif best is None or worker.reach_blocks > best.reach_blocks:
                     best, wanted_blocks = worker, blocks
         return best, wanted_blocks
+
+    def _has_no_more(self, channel: Channel, group: Group, head: Entry, best: Worker | None) -> bool:
+        """Return whether no worker of a group has more room than one of another, if that is told by few looks."""
+        if best is None or len(group.workers) > SAVE_LOOKS:
+            return False
+        if not channel.openings(group, self.kind(head)).all_taken:
+            return False
+        best_blocks = best.reach_blocks
+        return all(worker.reach_blocks <= best_blocks for worker in group.workers.values())
 
     def _some_of_each(self, channel: Channel, head: Entry, workers: Iterator[Worker]) -> Iterator[tuple[Worker, bool]]:
         """Yield SAVE_LOOKS workers that others save on and as many that nobody does, and which of them it is.
