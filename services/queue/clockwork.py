@@ -97,21 +97,25 @@ class Clockwork:
     async def _has_stood_still(self, began_ns: int) -> bool:
         """Wait until the next tick is due after `began_ns`; if the queue stood still, tell the machine."""
         await asyncio.sleep(TICK_S)
-        took_ns = self._clock.now_ns() - began_ns
-        if took_ns <= (TICK_S + STOOD_STILL_S) * 1e9:
+        stood_ns = self._clock.now_ns() - began_ns - int(TICK_S * 1e9)
+        if stood_ns <= STOOD_STILL_S * 1e9:
             return False
-        self._committer.post(StoodStill(took_ns))
-        if took_ns >= PATIENCE_S * 1e9:
-            log.warning("the queue stood still for %.1f s; its workers have a lease to return", took_ns / 1e9)
+        self._committer.post(StoodStill(stood_ns))
+        if stood_ns >= PATIENCE_S * 1e9:
+            log.warning("the queue stood still for %.1f s; its workers have a lease to return", stood_ns / 1e9)
         return True
 
     async def _hear_first(self) -> None:
-        """Wait: renewals are to be read, and workers are about to return, before leases may be found to be over."""
-        grace_ns = int(self._settings.worker_grace_s * 1e9)
-        until_ns = self._clock.now_ns() + grace_ns
-        while (now_ns := self._clock.now_ns()) < until_ns:
-            if await self._has_stood_still(now_ns):
-                until_ns = self._clock.now_ns() + grace_ns
+        """Wait: renewals are to be read, and workers are about to return, before leases may be found to be over.
+
+        What counts is time in which the queue hears. One that is late again and again hears a little in between, and
+        comes to an end of it: deadlines, dead workers and a failed store wait for the next tick.
+        """
+        left_ns = int(self._settings.worker_grace_s * 1e9)
+        while left_ns > 0:
+            began_ns = self._clock.now_ns()
+            has_stood_still = await self._has_stood_still(began_ns)
+            left_ns -= int(TICK_S * 1e9) if has_stood_still else self._clock.now_ns() - began_ns
 
     def commit_age_s(self) -> float:
         """Return how long the older of the commits under way has taken so far; 0 if none is. Any thread may ask."""
@@ -163,7 +167,8 @@ class Clockwork:
     async def _until_loaded(self) -> None:
         """Return once every request of the store is known, and say so."""
         began_ns = self._clock.now_ns()
-        await self._committer.loaded.wait()
+        while not self._committer.loaded.is_set():  # workers return meanwhile, and their leases last
+            await self._has_stood_still(self._clock.now_ns())
         machine = self._committer.machine
         seconds = (self._clock.now_ns() - began_ns) / 1e9
         log.info(

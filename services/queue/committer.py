@@ -110,6 +110,8 @@ class Committer:
         self._inbox: list[Item] = []
         self._tick: Tick | None = None
         """One that is due. What came while a slow disk was written is heard first: it may be what renews a lease."""
+        self._tick_waited = False
+        """Whether it waits for a second batch, with what did not fit into the one before it."""
         self._submits: SubmitTurns[Item] = SubmitTurns()
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -198,7 +200,7 @@ class Committer:
             if items:
                 await self._handle(items)
             self._began_ns = 0
-            if self._submits:
+            if self._submits or self._tick_waited:
                 self._ready.set()
                 await asyncio.sleep(0)  # a short commit is written on this thread: let readers and answers go on
         if self._page is not None:
@@ -209,9 +211,14 @@ class Committer:
         """Return what the next batch handles: all that has come, but only so many submits."""
         items, self._inbox = self._inbox, []
         items += self._submits.take(all_of_it=self._stopping)
-        if self._tick is not None:
-            items.append(self._tick)
-            self._tick = None
+        if self._tick is None:
+            return items
+        if not self._room.is_set() and not self._tick_waited:
+            # Readers have waited for room with what they have read; once, for it may be so each time.
+            self._tick_waited = True
+            return items
+        items.append(self._tick)
+        self._tick, self._tick_waited = None, False
         return items
 
     def _read_on(self, loading: Loading) -> None:

@@ -153,6 +153,10 @@ class Workers:
         """
         self._book.prolong(message.for_ns, now_ns)
         if message.for_ns < self._rules.patience_ns:
+            for worker in self._workers.values():
+                if worker.stream is None:
+                    most_ns = now_ns + self._rules.worker_grace_ns
+                    worker.return_by_ns = min(worker.return_by_ns + message.for_ns, most_ns)
             return
         for worker in list(self._workers.values()):
             if worker.stream is None:

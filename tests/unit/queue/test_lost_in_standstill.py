@@ -149,3 +149,14 @@ def test_what_a_queue_stands_still_over_each_time_does_not_go_round_for_ever() -
     queue.step(WorkerClosed(MOST_UNCOUNTED + 1))
     queue.tick(LEASE_NS)
     assert entry_of(queue, name).attempts == 1
+
+
+def test_a_short_standstill_is_no_part_of_a_grace() -> None:
+    queue, name, _ = running()
+    queue.step(WorkerClosed(1))
+    for _ in range(3):
+        queue.now_ns += GRACE_NS + 1
+        queue.step(StoodStill(GRACE_NS + 1), Tick())
+        assert entry_of(queue, name).state is State.LEASED
+    queue.tick(GRACE_NS)
+    assert entry_of(queue, name).state is State.READY

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from penstock.files.v1 import files_pb2, files_pb2_grpc
 from penstock.queue.v1 import queue_pb2
+from services.queue.clockwork import Clockwork
+from services.queue.committer import MAX_INBOX
 from services.queue.core.effects import Deliver, StopRun, Write
-from services.queue.core.messages import Claim, Renew, Tick, WorkerOpened
+from services.queue.core.messages import Claim, Renew, StoodStill, Tick, WorkerOpened
 from services.telemetry import Telemetry
 from tests.support.committing import committing
 from tests.support.memory_store import MemoryStore
@@ -67,6 +70,100 @@ async def test_what_a_worker_said_while_the_disk_stood_still_is_heard_before_its
         await rig.settled(Tick())
         assert not [effect for effect in rig.ear.effects if isinstance(effect, StopRun)]
         assert rig.committer.machine.runs(delivered.lease.request_id, delivered.lease.attempt)
+
+
+async def test_what_readers_hold_while_the_inbox_is_full_is_heard_before_leases_are_looked_at() -> None:
+    async with committing() as rig:
+        acks = await rig.submit()
+        await rig.settled(WorkerOpened(1, "w", "i", ()))
+        await rig.settled(Claim(1, acks.acks[0][0]))
+        (delivered,) = [effect for effect in rig.ear.effects if isinstance(effect, Deliver)]
+        rig.store.writing.clear()
+        rig.store.may_write.clear()
+        stalled = rig.submit(40)
+        while not rig.store.writing.is_set():
+            await asyncio.sleep(0)
+        for _ in range(MAX_INBOX):
+            rig.committer.post(Renew(2, ()))
+
+        async def read() -> None:
+            await rig.committer.room()
+            rig.committer.post(Renew(1, (delivered.lease,)))
+
+        reader = asyncio.ensure_future(read())
+        rig.clock.pass_ns(LEASE_NS + 1)
+        rig.committer.post(Tick())
+        await asyncio.sleep(0)
+        rig.store.may_write.set()
+        await stalled
+        await reader
+        await rig.settled(Tick())
+        assert not [effect for effect in rig.ear.effects if isinstance(effect, StopRun)]
+
+
+class Late:
+    """A loop whose every turn is late by so much, and the time it takes."""
+
+    def __init__(self, late_s: float) -> None:
+        self.late_s = late_s
+        self.time_ns = 0
+        self.posted: list[object] = []
+        self.loaded = asyncio.Event()
+        self.turns = 0
+
+    def now_ns(self) -> int:
+        """Return the time."""
+        return self.time_ns
+
+    def post(self, item: object) -> None:
+        """Keep what is posted."""
+        self.posted.append(item)
+
+    async def sleep(self, delay_s: float) -> None:
+        """Take longer; load at the third turn, and end at the thousandth."""
+        self.time_ns += int((delay_s + self.late_s) * 1e9)
+        self.turns += 1
+        if self.turns == 3:
+            self.loaded.set()
+        if self.turns == 1000:
+            raise TimeoutError
+
+    async def ticks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run a clockwork on it."""
+        monkeypatch.setattr("services.queue.clockwork.asyncio", SimpleNamespace(sleep=self.sleep))
+        works = object.__new__(Clockwork)
+        monkeypatch.setattr(works, "_settings", SimpleNamespace(worker_grace_s=2.0, channels=()), raising=False)
+        monkeypatch.setattr(works, "_clock", self, raising=False)
+        monkeypatch.setattr(works, "_committer", self, raising=False)
+        monkeypatch.setattr(works, "_keep_house", lambda: None)
+        with pytest.raises(TimeoutError):
+            await works.ticks()
+
+    @property
+    def machine(self) -> Any:
+        """Return a machine without requests."""
+        return SimpleNamespace(book=SimpleNamespace(entries=()), overview=lambda: SimpleNamespace(lines=()))
+
+
+@pytest.mark.parametrize("late_s", [0.0, 1.1, 70.0])
+async def test_a_queue_that_is_late_again_and_again_ticks_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    loop = Late(late_s)
+    await loop.ticks(monkeypatch)
+    ticks = sum(isinstance(item, Tick) for item in loop.posted)
+    assert ticks >= (80 if late_s else 990), "ten turns of a fifth of a second are a grace"
+    stood = [item.for_ns for item in loop.posted if isinstance(item, StoodStill)]
+    assert {round(each / 1e9, 3) for each in stood} == ({late_s} if late_s else set())
+
+
+async def test_a_standstill_while_the_store_is_loaded_is_told_before_the_first_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Late(70.0)
+    await loop.ticks(monkeypatch)
+    first = next(place for place, item in enumerate(loop.posted) if isinstance(item, Tick))
+    assert [type(item) for item in loop.posted[:first]] == [StoodStill] * 3
 
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
