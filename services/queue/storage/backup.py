@@ -8,11 +8,13 @@ result of another's request under the name of its own. `restore` moves the numbe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -88,8 +90,10 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
         if backup.path.exists():
             raise BackupExistsError(f"name: there is a backup {backup.path} already")
         remove_partials(directory, backup.store_id)
-        with _locked(directory, fcntl.LOCK_SH):
+        with _locked(directory, fcntl.LOCK_SH | fcntl.LOCK_NB):  # commits wait for this
             _write_backup(store, backup)
+    except BlockingIOError:
+        raise BackupError(f"{directory} is locked by another program, or a queue clears it up: try again") from None
     except (OSError, StoreError) as error:
         raise BackupError(f"the backup cannot be written: {error}") from None
     return backup
@@ -97,19 +101,30 @@ def make_backup(store: Store, directory: Path, name: str, now_ns: int) -> Backup
 
 def _write_backup(store: Store, backup: Backup) -> None:
     directory, name = backup.path.parent, backup.path.name
-    partial = directory / f".{name}.{backup.store_id}.partial"
-    if partial.exists():  # of a queue with a copy of the store, or left by a kill while another's is being made
-        raise BackupExistsError(f"name: {partial} is there: the backup is being made; take another name, or wait")
+    # Nobody else's: a queue with a copy of the store may be making one of the same name.
+    partial = directory / f".{name}.{secrets.token_hex(4)}.{backup.store_id}.partial"
     try:
         store.checkpoint(partial)
         mark = {"format": FORMAT, "store_id": backup.store_id, "made_unix_ns": backup.made_ns}
         (partial / BACKUP_MARK).write_text(json.dumps(mark) + "\n")
         _sync(partial)
-        partial.rename(backup.path)
+        with _taken_refused(backup.path):
+            partial.rename(backup.path)
         _sync_directory(directory)
-    except (OSError, StoreError):
+    except (OSError, StoreError, BackupError):
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+@contextmanager
+def _taken_refused(path: Path) -> Iterator[None]:
+    """Refuse a name that another has taken meanwhile. Raises BackupExistsError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise BackupExistsError(f"name: there is a backup {path} already") from None
 
 
 @contextmanager

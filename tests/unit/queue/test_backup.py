@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -223,26 +224,33 @@ def test_what_a_kill_left_of_a_backup_goes_before_the_next_and_at_a_start(
     remove_partials(backups / ".file.partial", STORE_ID)  # which cannot be looked at, and ends nothing
 
 
-def test_what_is_being_made_is_nobodys_to_remove(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_being_made_is_nobodys_to_remove(
+    open_queue: Callable[[str], DiskQueue], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    queue, backups, left = DiskQueue(tmp_path / "data"), tmp_path / "data-backups", []
+    queue, backups, left = open_queue("data"), tmp_path / "data-backups", list[str]()
 
     class Store(MemoryStore):
         def checkpoint(self, path: Path) -> None:
             path.mkdir()
             remove_partials(backups, STORE_ID)  # as another queue does when it starts
-            with pytest.raises(BackupError, match="is there: the backup is being made"):
-                make_backup(queue.disk, backups, path.name.removeprefix(".").split(".")[0], NOW_NS)
+            make_backup(queue.disk, backups, "b", NOW_NS)  # a copy's of the same name, which is first
             make_backup(queue.disk, backups, "of-a-copy", NOW_NS)
             left.extend(sorted(each.name for each in backups.iterdir()))
 
     store = Store()
     store.write([Write(r.META, r.STORE_ID_KEY, STORE_ID.encode())])
-    make_backup(store, backups, "b", NOW_NS)
-    queue.disk.close()
-    assert left == [f".b.{STORE_ID}.partial", "of-a-copy"]
+    with pytest.raises(BackupError, match=r"there is a backup .*/b already"):
+        make_backup(store, backups, "b", NOW_NS)
+    assert [left[0][:3], *left[1:]] == [".b.", "b", "of-a-copy"]
+    assert (backups / "b" / "CURRENT").exists(), "the first one's"
     assert sorted(path.name for path in backups.iterdir()) == ["b", "of-a-copy"]
-    assert "what was not finished before is removed another time" in caplog.text
+    assert "what was not finished before" in caplog.text
+    held = os.open(backups, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with pytest.raises(BackupError, match="is locked by another program"):
+        make_backup(store, backups, "c", NOW_NS)
+    os.close(held)
 
 
 @pytest.mark.skipif("PENSTOCK_COMPILED" in os.environ, reason="nothing patches a compiled method")
@@ -253,7 +261,7 @@ def test_a_backup_is_made_under_the_name_of_its_store(tmp_path: Path, monkeypatc
     with pytest.raises(BackupError):
         queue.back_up()
     queue.disk.close()
-    assert [path.name for path in seen] == [f".b1.{STORE_ID}.partial"], "so that it is known whose it is"
+    assert seen[0].name.endswith(f".{STORE_ID}.partial"), "so that it is known whose it is"
 
 
 def test_a_restore_is_refused_where_it_could_destroy_something(
