@@ -20,12 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# What the cache has is named in blocks: without this vLLM also wants nearly all of the machine's memory to be free.
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # What the cache has is named in blocks: without this vLLM also wants nearly all of the machine's memory to be free.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""What vLLM finds where nothing else is said; it looks when it is imported."""
 
 PR_SET_PDEATHSIG = 1
 
@@ -69,6 +72,8 @@ def usage_logger() -> Any:
 
 def make_engine() -> tuple[Any, Any]:
     """Start AsyncLLM with the flags of the command line; its processes die with this one."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     from vllm import AsyncEngineArgs
     from vllm.envs import enable_envs_cache
     from vllm.platforms import current_platform

@@ -134,3 +134,9 @@ def test_a_client_that_is_started_has_the_io_of_a_user(name: str) -> None:
     """Importing `services` puts gRPC's older I/O into the environment, which `penstock run-batch` would inherit."""
     look = f"import sys, benchmarks.{name}; sys.exit('services' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["plain_vllm", "admission.pushed"])
+def test_to_import_a_side_of_plain_vllm_sets_nothing(name: str) -> None:
+    look = f"import os, sys; before = dict(os.environ); import benchmarks.{name}; sys.exit(dict(os.environ) != before)"
+    assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
