@@ -16,10 +16,11 @@ from penstock.files.v1 import files_pb2, files_pb2_grpc
 from penstock.queue.v1 import queue_pb2
 from services.queue.clockwork import Clockwork
 from services.queue.committer import MAX_INBOX
-from services.queue.core.effects import Deliver, StopRun, Write
+from services.queue.core.effects import Deliver, StopRun, Submitted, Write
+from services.queue.core.entry import LeaseRef
 from services.queue.core.messages import Claim, Renew, StoodStill, Tick, WorkerOpened
 from services.telemetry import Telemetry
-from tests.support.committing import committing
+from tests.support.committing import Rig, committing
 from tests.support.memory_store import MemoryStore
 from tests.support.queueing import LEASE_NS
 from tests.support.serving import Peer, serving, text
@@ -51,44 +52,42 @@ async def test_a_queue_that_was_stopped_until_its_workers_gave_it_up_takes_nothi
         assert (got.state, got.attempts) == (queue_pb2.REQUEST_STATE_READY, 0)
 
 
+async def stalled_beside_a_run(rig: Rig) -> tuple[LeaseRef, asyncio.Future[Submitted]]:
+    """Return the lease of a run, and a submit whose write stands still."""
+    acks = await rig.submit()
+    await rig.settled(WorkerOpened(1, "w", "i", ()))
+    await rig.settled(Claim(1, acks.acks[0][0]))
+    (delivered,) = [effect for effect in rig.ear.effects if isinstance(effect, Deliver)]
+    rig.store.writing.clear()
+    rig.store.may_write.clear()
+    stalled = rig.submit(40)
+    while not rig.store.writing.is_set():
+        await asyncio.sleep(0)
+    return delivered.lease, stalled
+
+
 async def test_what_a_worker_said_while_the_disk_stood_still_is_heard_before_its_leases_are_looked_at() -> None:
     async with committing() as rig:
-        acks = await rig.submit()
-        await rig.settled(WorkerOpened(1, "w", "i", ()))
-        await rig.settled(Claim(1, acks.acks[0][0]))
-        (delivered,) = [effect for effect in rig.ear.effects if isinstance(effect, Deliver)]
-        rig.store.writing.clear()
-        rig.store.may_write.clear()
-        stalled = rig.submit(40)
-        while not rig.store.writing.is_set():
-            await asyncio.sleep(0)
+        lease, stalled = await stalled_beside_a_run(rig)
         rig.clock.pass_ns(LEASE_NS + 1)
         rig.committer.post(Tick())
-        rig.committer.post(Renew(1, (delivered.lease,)))
+        rig.committer.post(Renew(1, (lease,)))
         rig.store.may_write.set()
         await stalled
         await rig.settled(Tick())
         assert not [effect for effect in rig.ear.effects if isinstance(effect, StopRun)]
-        assert rig.committer.machine.runs(delivered.lease.request_id, delivered.lease.attempt)
+        assert rig.committer.machine.runs(lease.request_id, lease.attempt)
 
 
 async def test_what_readers_hold_while_the_inbox_is_full_is_heard_before_leases_are_looked_at() -> None:
     async with committing() as rig:
-        acks = await rig.submit()
-        await rig.settled(WorkerOpened(1, "w", "i", ()))
-        await rig.settled(Claim(1, acks.acks[0][0]))
-        (delivered,) = [effect for effect in rig.ear.effects if isinstance(effect, Deliver)]
-        rig.store.writing.clear()
-        rig.store.may_write.clear()
-        stalled = rig.submit(40)
-        while not rig.store.writing.is_set():
-            await asyncio.sleep(0)
+        lease, stalled = await stalled_beside_a_run(rig)
         for _ in range(MAX_INBOX):
             rig.committer.post(Renew(2, ()))
 
         async def read() -> None:
             await rig.committer.room()
-            rig.committer.post(Renew(1, (delivered.lease,)))
+            rig.committer.post(Renew(1, (lease,)))
 
         reader = asyncio.ensure_future(read())
         rig.clock.pass_ns(LEASE_NS + 1)

@@ -184,3 +184,24 @@ def test_what_a_kill_left_of_a_new_mark_is_in_nobodys_way(killed: Path) -> None:
     RocksdbStore(killed).close()
     RocksdbStore(killed).close()
     assert not list(killed.glob("*.new"))
+
+
+def test_a_mark_is_on_disk_before_it_takes_the_place_of_the_last_one(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, placed = set[str](), list[str]()
+
+    def fsync(handle: int, real: Callable[[int], None] = os.fsync) -> None:
+        real(handle)
+        synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+
+    def rename(made: Path, path: Path, real: Callable[[Path, Path], None] = os.rename) -> None:
+        assert str(made) in synced
+        real(made, path)
+        placed.append(path.name)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("os.rename", rename)
+    SyncedMark(killed, 7).close()
+    assert sorted(placed) == sorted((MARK_FILE, NOTE_FILE))
+    assert str(killed) in synced, "the names too"
