@@ -13,6 +13,8 @@ from opentelemetry.sdk.environment_variables import OTEL_BSP_MAX_QUEUE_SIZE, OTE
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
+from penstock.lost_spans import LOST, Losses
+
 log = logging.getLogger(__name__)
 
 MOST_UNSENT_SPANS = 16_384
@@ -31,27 +33,6 @@ answers; if it does not, OpenTelemetry's own 30 s are longer than what stops a s
 def span_processor(exporter: SpanExporter) -> BatchSpanProcessor:
     """Return a processor that exports in batches; the standard OTEL_BSP_… variables override our defaults."""
     return _Batches(exporter)
-
-
-class Losses:
-    """Counts spans that no collector got, whichever thread finds out."""
-
-    def __init__(self, total: Losses | None = None) -> None:
-        """Begin at 0; count in `total` as well."""
-        self.spans = 0
-        self._total = total
-        self._mutex = threading.Lock()
-
-    def add(self, spans: int) -> None:
-        """Count so many more."""
-        with self._mutex:
-            self.spans += spans
-        if self._total is not None:
-            self._total.add(spans)
-
-
-LOST = Losses()
-"""Of the whole process since its start; a service's metric."""
 
 
 class _Outlet(SpanExporter):

@@ -13,20 +13,21 @@ import os
 import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import prometheus_client
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.exits import EX_UNAVAILABLE
-from penstock.span_export import LOST, span_processor
+from penstock.lost_spans import LOST
 from penstock.tracing_variables import exports_spans
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,12 @@ def start_telemetry(service: str, instance: str = "") -> Telemetry:
     """Set up traces for `service` from the standard OTEL_… environment variables."""
     if not exports_spans():
         return Telemetry(None)
+    # A service that exports no spans starts without all this.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from penstock.span_export import span_processor
 
     attributes = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or f"penstock-{service}"}
     if instance:

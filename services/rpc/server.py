@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from penstock.exits import EX_UNAVAILABLE
 from services.descriptors import raise_file_limit
@@ -20,8 +19,6 @@ from services.rpc.health_servicer import HealthServicer
 from services.rpc.limits import MAX_CALLS, MAX_KEYLESS_CALLS_OF_HOST, SERVER_OPTIONS
 from services.rpc.strict import Doorkeeper, add_servicer
 from services.rpc.tls import PLAIN, Security
-
-REFLECTION_SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 
 @dataclass
@@ -71,15 +68,21 @@ def bind(
     # Doorkeepers of their own: a probe is answered also where its host has all the calls open that it may have.
     add_servicer(HEALTH_SERVICE, health, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
     if reflected:
-        names = [*service_names, HEALTH_SERVICE.full_name, REFLECTION_SERVICE.full_name]
-        describer = reflection.aio.ReflectionServicer(names)
-        add_servicer(REFLECTION_SERVICE, describer, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
+        _add_reflection(server, service_names)
     require_port(listen)
     try:
         port = security.add_port(server, _everywhere(listen))
     except (OSError, RuntimeError) as error:
         raise _cannot_listen(listen, error) from None
     return Server(server, port, service_names, health)
+
+
+def _add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    from grpc_reflection.v1alpha import reflection, reflection_pb2  # for whom it is asked for: it is off by default
+
+    service = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+    describer = reflection.aio.ReflectionServicer([*service_names, HEALTH_SERVICE.full_name, service.full_name])
+    add_servicer(service, describer, server, Doorkeeper(MAX_KEYLESS_CALLS_OF_HOST))
 
 
 def in_one_line(record: logging.LogRecord) -> bool:

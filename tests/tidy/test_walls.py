@@ -87,6 +87,14 @@ def test_the_gateway_loads_neither_vllm_nor_torch() -> None:
     assert done.stdout == "set()\n"
 
 
+def test_no_service_loads_what_exports_spans_or_describes_it_before_it_is_asked_to() -> None:
+    mains = ", ".join(f"services.{service}.__main__" for service in ("queue", "scheduler", "worker", "gateway"))
+    rare = ("opentelemetry.sdk", "opentelemetry.exporter", "grpc_reflection.v1alpha")
+    program = f"import sys, {mains}; print([module for module in sys.modules if module.startswith({rare})])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if name(p).startswith("penstock/")], ids=name)
 def test_the_public_package_does_not_import_the_services(path: Path) -> None:
     assert not {module for module in imports(path) if module.split(".")[0] == "services"}
