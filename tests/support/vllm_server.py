@@ -20,6 +20,8 @@ VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # What vLLM compiles all the same where its engine is eager, as ours does not: seconds of a C++ compiler.
+    "TORCHDYNAMO_DISABLE": "1",
 }
 
 
