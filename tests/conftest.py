@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -28,6 +30,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests share two cores with real services: how long an example takes says nothing about the code.
 settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("penstock")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from what collecting makes: all of it stays, and would be looked through each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
