@@ -28,6 +28,7 @@ from services.queue.core.entry import Counters
 from services.queue.storage.opening import BACKUP_MARK
 from services.queue.storage.rocksdb_store import RocksdbStore
 from services.queue.storage.store import Store, StoreError, StoreUnusableError
+from services.queue.storage.synced import sync_directory
 from services.queue.storage.verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def _write_backup(store: Store, backup: Backup) -> None:
         _sync(partial)
         with _taken_refused(backup.path):
             partial.rename(backup.path)
-        _sync_directory(directory)
+        sync_directory(directory)
     except (OSError, StoreError, BackupError):
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -202,7 +203,7 @@ def restore(backup: Path, data_dir: Path, now_ns: int, with_violations: bool = F
         counters = _move_on(partial, now_ns, with_violations)
         _sync(partial)
         partial.rename(data_dir)
-        _sync_directory(data_dir.parent)
+        sync_directory(data_dir.parent)
     except (BackupError, OSError, shutil.Error, ValueError, StoreError, StoreUnusableError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         text = str(error).replace(str(partial), str(backup))  # the copy is gone, and its files are the backup's
@@ -268,12 +269,4 @@ def _sync(directory: Path) -> None:
     for path in directory.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_directory(directory)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(directory)

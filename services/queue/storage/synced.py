@@ -243,14 +243,15 @@ def _begun(path: Path, row: bytes) -> int:
         os.pwrite(handle, row, 0)
         os.fsync(handle)
         made.rename(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError:
         os.close(handle)
         raise
     return handle
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory on the disk; raises OSError."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
