@@ -18,12 +18,7 @@ from penstock.cli.keyboard import key_pressed
 from penstock.cli.live import Picture, show
 from penstock.cli.status import PLAIN_WIDTH, need_both, refuse_silence
 from penstock.client import Client
-from penstock.live.departed import Departures
-from penstock.live.history import History
-from penstock.live.rates import Rates
-from penstock.live.reader import take
-from penstock.live.reading import Reading
-from penstock.live.view import View, view_of
+from penstock.live.watcher import Watcher
 from penstock.telling import escape_unknown
 
 LEAST_INTERVAL_S = 0.1
@@ -32,24 +27,8 @@ LEAST_INTERVAL_S = 0.1
 FIRST_FRAME_S = 1.0
 """Longest time between the two readings of the first rates, whatever the interval."""
 
-
-class Watcher:
-    """Readings, and what they say together."""
-
-    def __init__(self, client: Client) -> None:
-        """Read through `client`."""
-        self._client = client
-        self._rates = Rates()
-        self._departures = Departures()
-        self.history = History(step_s=1.0)
-        self.reading = Reading(0.0, None, None, ())
-
-    async def look(self) -> View:
-        """Take a reading and return its frame."""
-        self.reading = await take(self._client)
-        view = view_of(self.reading, self._rates.take(self.reading), self._departures.take(self.reading))
-        self.history.add(self.reading.at_s, {worker.name: worker.kv_usage for worker in view.workers})
-        return view
+HISTORY_STEP_S = 1.0
+"""Least time between two samples of KV usage."""
 
 
 def top(
@@ -73,7 +52,7 @@ def top(
 
 async def _print_once(console: Console, queue: str, scheduler: str, interval_s: float) -> None:
     async with Client(queue, scheduler, retry_for_s=0) as client:
-        watcher = Watcher(client)
+        watcher = Watcher(client, step_s=HISTORY_STEP_S)
         await watcher.look()
         await asyncio.sleep(interval_s)
         view = await watcher.look()
@@ -84,7 +63,7 @@ async def _print_once(console: Console, queue: str, scheduler: str, interval_s: 
 
 async def _live(console: Console, queue: str, scheduler: str, interval_s: float) -> None:
     async with Client(queue, scheduler, retry_for_s=0) as client:
-        watcher = Watcher(client)
+        watcher = Watcher(client, step_s=HISTORY_STEP_S)
 
         async def look() -> Picture:
             view = await watcher.look()

@@ -13,13 +13,10 @@ from typing import Any
 
 from penstock.client import Client
 from penstock.errors import PenstockError
-from penstock.live.departed import Departures
-from penstock.live.history import STEP_S, History
-from penstock.live.rates import Rates
-from penstock.live.reader import take
-from penstock.live.reading import Reading
+from penstock.live.history import STEP_S
 from penstock.live.state import tally, urgency
-from penstock.live.view import View, Worker, busiest_first, view_of
+from penstock.live.view import View, Worker, busiest_first
+from penstock.live.watcher import Watcher
 from services.gateway.batch.records import BatchRecords
 from services.gateway.core.batch import Batch
 from services.gateway.recent import Recent
@@ -66,10 +63,7 @@ class Lookout:
         self._client = client
         self._batches = batches
         self._recent = recent
-        self._rates = Rates()
-        self._departures = Departures()
-        self._history = History()
-        self._view = view_of(Reading(0.0, None, None, ()), {})
+        self._watcher = Watcher(client, ANSWER_S)
         self._read_s = float("-inf")
         self._encoded = b""
         self._looking = asyncio.Lock()
@@ -99,21 +93,19 @@ class Lookout:
         self._read_s = float("-inf")
 
     async def _read(self) -> None:
-        reading = await take(self._client, ANSWER_S)
+        await self._watcher.look()
         self._read_s = time.monotonic()
         self._encoded = b""
-        self._view = view_of(reading, self._rates.take(reading), self._departures.take(reading))
-        self._history.add(self._read_s, {worker.name: worker.kv_usage for worker in self._view.workers})
 
     async def _state(self) -> dict[str, Any]:
-        view: View = self._view
+        view = self._watcher.view
         shown = shown_of(view)
         workers = [worker["name"] for worker in shown["workers"]]
         return {
             **shown,
             "interval_s": INTERVAL_S,
             "now_unix_s": time.time(),
-            "history": self._history.series(time.monotonic(), workers)._asdict(),
+            "history": self._watcher.history.series(time.monotonic(), workers)._asdict(),
             "dead": await self._letters(view.fleet.dead),
             "batches": None if view.fleet.dead is None else await _if_answered(self._newest_batches()),
             "recent": [asdict(asked) for asked in self._recent.latest_first()],
