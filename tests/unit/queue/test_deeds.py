@@ -45,7 +45,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[st
     lines = [
         record.getMessage() for record in caplog.records if (record.name, record.levelno) == (deeds.log.name, level)
     ]
-    assert not any(key.split("_")[-1] in line for key in KEYS.values() for line in lines)
+    assert not any(key.split(".")[-1] in line for key in KEYS.values() for line in lines)
     caplog.clear()
     return lines
 
