@@ -93,7 +93,10 @@ async def test_everything_is_told_at_once() -> None:
         assert told["fleet"]["capacity_blocks"] == 10 * (
             MOST_WORKERS + 2
         )  # those left out too, and not one that is gone
-        assert set(told["history"]["usage"]) == {worker["name"] for worker in told["workers"]}
+        # One reading has been taken: a sample of each, taken just now.
+        (age_s,) = told["history"]["ages_s"]
+        assert 0 <= age_s < 60
+        assert told["history"]["usage"] == {worker["name"]: [0.0] for worker in told["workers"]}
         assert [letter["request_id"] for letter in told["dead"]] == [f"d-{n}" for n in range(MOST_DEAD)]
         assert len(told["dead"][0]["last_error"]) == 500
         # This queue keeps no batches, and does not even know the call.
